@@ -1,4 +1,4 @@
-/* base: wire encoding, hash map, words, errors, random numbers. */
+/* Tests of base: the encoding of messages, hash maps, words, errors, random numbers. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"

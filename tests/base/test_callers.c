@@ -1,4 +1,5 @@
-/* Who may stay of those that connect to a listener, and who ends for whom. */
+/* Tests which connections of a listener may stay, and which are closed to make room for others
+ * (base/callers.h). */
 
 #include "base/callers.h"
 #include "base/clock.h"

@@ -1,5 +1,5 @@
-/* Tables of fields against what base/wire.h's functions write and read, one call after the other.
- */
+/* Compares tables of fields with the functions of base/wire.h that write and read one field per
+ * call. */
 #include "base/random.h"
 #include "base/wire.h"
 #include "seed.h"

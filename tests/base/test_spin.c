@@ -1,5 +1,6 @@
-/* Looks that fail are left out, twice as many each time, up to a bound; one that finds is followed
- * by others. What needs the CPU of whoever looks counts as one that failed. */
+/* Tests how polling adapts (base/spin.h). After failed polls, twice as many are left out each time,
+ * up to a bound. After a successful one, the next is not left out. A poll during which the process
+ * was taken off the CPU counts as a failed one. */
 #include "base/clock.h"
 #include "base/spin.h"
 #include "suite.h"

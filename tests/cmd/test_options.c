@@ -1,5 +1,5 @@
-/* Tables of options: two options of a command, or of the tables that it shares with others, never
- * have one letter or one name, and real numbers keep to their bounds. */
+/* Tests the tables of options. No letter or name occurs twice in a command's own and shared tables,
+ * and real numbers keep to their bounds. */
 #include "cmd/cmd_util.c"
 
 #include "suite.h"

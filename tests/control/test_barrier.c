@@ -1,4 +1,4 @@
-/* control: barriers, with members that leave, come back, and die. */
+/* Tests barriers of control, with members that leave, come back, and are killed. */
 #include "control/fixture.h"
 #include "suite.h"
 

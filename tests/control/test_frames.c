@@ -1,5 +1,5 @@
-/* control: what arrives is not trusted. Mutated frames, descriptors, clients that do not read or
- * that write byte by byte, many clients, a coordinator that hangs. */
+/* Tests that control does not trust what it receives: mutated frames, descriptors, clients that do
+ * not read or that write byte by byte, many clients, and a coordinator that hangs. */
 #include "control/fixture.h"
 #include "suite.h"
 

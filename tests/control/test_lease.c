@@ -1,4 +1,5 @@
-/* control: leases. Who asked first has its turn first; nobody shares a name, whatever dies. */
+/* Tests leases. They are given in the order of the requests, and no name has two holders, whichever
+ * process is killed. */
 #include "control/restartable.h"
 #include "suite.h"
 

@@ -1,6 +1,6 @@
-/* control: names that come over a connection. What lies on the coordinator's disk is not named by
- * paths. Whatever message brings one, and in whatever place, a
- * control character in it is refused: names are written into files of lines, logs and terminals. */
+/* Tests the names that come over a connection. No path names a file on the coordinator's disk. A
+ * control character in a name is refused in every message and at every place, because names are
+ * written into files of lines, logs and terminals. */
 #include "control/fixture.h"
 #include "suite.h"
 

@@ -1,4 +1,4 @@
-/* control: posting and watching reports. */
+/* Tests that reports are posted and watched. */
 #include "control/fixture.h"
 #include "suite.h"
 

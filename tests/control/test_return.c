@@ -1,5 +1,5 @@
-/* control: a coordinator that is killed and started again. Members go on with their sessions, under
- * their ids; nobody else gets them. */
+/* Tests a coordinator that is killed and started again. Members continue their sessions under their
+ * ids, and no other member gets those ids. */
 #include "control/channel.h"
 #include "control/context.h"
 #include "control/restartable.h"

@@ -1,5 +1,5 @@
-/* control: what a token of each role can do. The table in docs/security.md is tried, message by
- * message and role by role, at a coordinator with all its services; it has a line for each. */
+/* Tests the rights of each role's token. The table in docs/security.md has a line for each message.
+ * It is tried message by message and role by role, at a coordinator with all its services. */
 #include "control/fixture.h"
 #include "control/relay.h"
 #include "suite.h"

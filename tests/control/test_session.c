@@ -1,4 +1,4 @@
-/* control: sessions, attached channels, status, deadlines, forks, addresses. */
+/* Tests sessions, attached channels, status, deadlines, forks and addresses. */
 #include "control/fixture.h"
 #include "suite.h"
 

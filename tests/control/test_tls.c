@@ -1,7 +1,6 @@
-/* control: TLS with tokens. OpenSSL's own s_client and s_server are the other side, what was
- * recorded is replayed, wrong tokens and wrong roles are refused, and silent or slow strangers
- * stall nobody.
- */
+/* Tests TLS with tokens. OpenSSL's own s_client and s_server are the other side. Recorded messages
+ * are replayed, wrong tokens and wrong roles are refused, and silent or slow strangers delay no
+ * other client. */
 #include "control/fixture.h"
 #include "suite.h"
 

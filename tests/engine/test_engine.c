@@ -1,5 +1,5 @@
-/* engine: sampling, training and their failures, in one process and over forked ranks. What the
- * numbers should be is in the Python tests; here the same calls run under the sanitizers. */
+/* Tests sampling, training and their failures, in one process and over forked ranks. The Python
+ * tests compare the numbers; here the same calls run under the sanitizers. */
 #include "base/clock.h"
 #include "engine/tokenizer.h"
 #include "engine/trainer.h"

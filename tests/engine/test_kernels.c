@@ -1,5 +1,5 @@
-/* The arithmetic of every set of instructions that this machine has gives the same bits as the one
- * that is compiled for any machine. */
+/* Tests that the arithmetic of every instruction set of this machine gives the same bits as the
+ * portable one. */
 #include "engine/kernels/kernels.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* Engine and trainer where work is a sleep: lengths have the distribution that they are said to
- * have, cuts do not change them, sleeps add up, and the trainer's parameters stay. */
+/* Tests engine and trainer when work is a sleep. Lengths have the stated distribution, cuts do not
+ * change them, sleeps add up, and the trainer's parameters stay. */
 #include "engine/pace.h"
 #include "suite.h"
 

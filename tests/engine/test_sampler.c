@@ -1,5 +1,5 @@
-/* The sampler: rows that come and go while others advance, are cut and continued, and stay right
- * when the weights change under them. */
+/* Tests the sampler with rows that come and go while others advance, that are cut and continued,
+ * and whose weights change meanwhile. */
 #include "engine/sampler.h"
 #include "suite.h"
 

@@ -1,8 +1,8 @@
-/* Frames that were changed, sent to processes as they run: `dray serve`, which is coordinator,
- * keeper of samples and their data server, and a trainer with its data server. What our own clients
- * say goes through a proxy, which sends changed frames after each of theirs: other bits, numbers,
- * lengths and types, frames of before and twice, and bytes that are none. After each round somebody
- * who comes by himself is served, and gets right bytes; in the end nobody has died, and nobody
+/* Sends changed frames to running processes: `dray serve`, which is coordinator, keeper of samples
+ * and their data server, and a trainer with its data server. The messages of our own clients pass
+ * through a proxy, which sends changed frames after each: with other bits, numbers, lengths and
+ * types, earlier frames and repeated ones, and bytes that are no frame. After each round, an
+ * undisturbed client must be served and get right bytes. At the end no process has died, and none
  * holds more memory or descriptors than after the first quarter. */
 #include "fuzz/scene.h"
 #include "suite.h"

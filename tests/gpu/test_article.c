@@ -1,10 +1,11 @@
-/* gpu: the article's example. A tensor of 1024 x 1024, sharded over four trainers by FSDP, becomes
+/* Tests the article's example. A tensor of 1024 x 1024, sharded over four trainers by FSDP, becomes
  * the shards of two tensor-parallel engine ranks, by rows and by columns, on as many GPUs as there
- * are (up to four). What the engines hold is compared with gather-and-slice: here, and by numpy
- * (test_article_python.py) with
+ * are (up to four). The engines' shards are compared with gather-and-slice: here, and by numpy in
+ * test_article_python.py, which runs
  *
- *     gpu_test_article IN OUT0 OUT1: files of bf16; each OUT: the row shard, then the column shard.
- */
+ *     gpu_test_article IN OUT0 OUT1
+ *
+ * The files are of bf16. Each OUT has the row shard, and then the column shard. */
 #include "gpu/weights.h"
 #include "seed.h"
 #include "suite.h"

@@ -1,6 +1,6 @@
-/* gpu: the rules of the driver that the library relies on, with the fake driver and, with
- * DRAY_TEST_CUDA=real, with the real one: where they differ, the fake is wrong. Every test is a
- * process, or two: a process that called the driver must not fork. */
+/* Tests the rules of the driver that the library relies on, with the fake driver and, with
+ * DRAY_TEST_CUDA=real, with the real one. Where they differ, the fake is wrong. Every test is a
+ * process, or two, because a process that called the driver must not fork. */
 #include "gpu/gpu.h"
 #include "gpu/pair.h"
 

@@ -1,6 +1,6 @@
-/* gpu: commits that exchange physical memory instead of copying: right bytes at the same addresses,
- * other things in the same chunks untouched, nothing lost when the driver fails half way, and
- * others who read the engine's memory follow it. */
+/* Tests commits that exchange physical memory instead of copying. The right bytes are at the same
+ * addresses, other data in the same chunks is unchanged, nothing is lost when the driver fails half
+ * way, and processes that read the engine's memory follow the exchange. */
 #include "gpu/scene.h"
 
 static uint32_t rounds(void)

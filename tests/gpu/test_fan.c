@@ -1,6 +1,6 @@
-/* gpu: weights in pinned host memory for engines whose ranks, on several GPUs, want the same bytes:
- * each is uploaded once, and taken from that GPU by the others. Whoever dies, stops or does not
- * take part, the others have all of it. */
+/* Tests weights in pinned host memory for engines whose ranks, on several GPUs, need the same
+ * bytes. Each byte is uploaded once, and the other ranks take it from that GPU. When a rank is
+ * killed, stops or does not take part, the others still get all bytes. */
 #include "gpu/scene.h"
 
 #include <signal.h>

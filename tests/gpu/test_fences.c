@@ -1,5 +1,6 @@
-/* gpu: what is published comes with a stream of the trainer's. Nobody waits for it but who needs
- * it, nothing is read before it is there, and reports say whom a rank waited for. */
+/* Tests a publication that comes with a stream of the trainer's. Only processes that need its bytes
+ * wait for it, nothing is read before the stream's work is complete, and reports say which rank was
+ * waited for. */
 #include "gpu/scene.h"
 #include "gpu/spin.h"
 #include "memory/cuda_event.h"

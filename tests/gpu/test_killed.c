@@ -1,7 +1,7 @@
-/* gpu: processes that die while one reads the other's memory, of both forms: an arena's, and
- * cudaMalloc's by IPC handle. What a killed engine had mapped is free again, and the others finish;
- * of a killed trainer engines have the version as a whole, say that they have the old one, or that
- * they are torn, and the next trainer repairs them. */
+/* Tests processes that are killed while one reads the other's memory, for both forms of memory: an
+ * arena's, and cudaMalloc's by IPC handle. Memory that a killed engine had mapped is free again,
+ * and the other engines finish. After a trainer was killed, engines have the whole version, say
+ * that they have the old one, or say that they are torn, and the next trainer repairs them. */
 #include "gpu/scene.h"
 
 enum { PUBLISHED, STOPPED, DEAD, UPDATED, GO_ON, ROWS = 1 << 10 };

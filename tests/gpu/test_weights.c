@@ -1,5 +1,5 @@
-/* gpu: weights between processes with memory on GPUs. Whatever GPUs the ranks see, whatever the
- * kinds of memory, dtypes and strategies: the engine's memory equals the oracle, bit for bit. */
+/* Tests weights between processes with memory on GPUs. For any GPUs that the ranks see, and any
+ * kinds of memory, dtypes and strategies, the engine's memory equals the oracle, bit for bit. */
 #include "gpu/scene.h"
 #include "memory/cuda_event.h"
 

@@ -1,4 +1,5 @@
-/* group: collectives among forked ranks against a serial oracle; deaths, departures, deadlines. */
+/* Compares collectives among forked ranks with a serial oracle, and tests deaths, departures and
+ * deadlines. */
 #include "base/clock.h"
 #include "base/random.h"
 #include "group/group.h"

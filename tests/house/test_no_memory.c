@@ -1,10 +1,11 @@
-/* Memory runs out once, at the N-th allocation of the library in a story: the call that needed it
- * fails with a code that says so, or does without; nothing crashes, hangs or leaks (the leak
- * checker looks at the end), and the same call succeeds when it is made again.
+/* Tests that memory may run out once, at the N-th allocation of the library in a story. The call
+ * that needed it fails with a code that says so, or succeeds without it. Nothing crashes, hangs or
+ * leaks (a leak checker runs at the end), and the same call succeeds when it is repeated.
  *
- * A story with a coordinator, a keeper and clients in threads of this process is told anew instead:
- * whom the failure hits may lose a session. Each time other N are tried; with DRAY_TEST_SCALE more,
- * up to all. DRAY_TEST_STORY=NAME tells one story alone, DRAY_TEST_AT=N for one N. */
+ * A story with a coordinator, a keeper and clients in threads of this process is instead repeated
+ * as a whole, because the failure may cost a session. Every run tries other N, and with a larger
+ * DRAY_TEST_SCALE more of them, up to all. DRAY_TEST_STORY=NAME runs one story alone, and
+ * DRAY_TEST_AT=N one N. */
 #include "house/no_memory.h"
 
 #include "base/clock.h"

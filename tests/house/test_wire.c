@@ -1,4 +1,4 @@
-/* docs/wire.md lists the fields of messages and records as their tables say.
+/* Tests that docs/wire.md lists the fields of messages and records as in their tables.
  * `house_test_wire PAGE` writes the list into the page, between its two marks. */
 #include "control/frame.h"
 #include "control/messages.h"

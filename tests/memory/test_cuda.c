@@ -1,6 +1,6 @@
-/* memory: GPU memory between processes, by the public functions, on the fake driver or, with
- * DRAY_TEST_CUDA=real, on GPUs: regions of both forms, what is exported and what is refused,
- * identity by UUID, pinned memory, events. */
+/* Tests GPU memory between processes through the public functions, with the fake driver or, with
+ * DRAY_TEST_CUDA=real, on GPUs: regions of both forms, exports and refusals, identity by UUID,
+ * pinned memory, events. */
 #include "memory/cuda_event.h"
 #include "memory/gpu_memory.h"
 #include "memory/region.h"

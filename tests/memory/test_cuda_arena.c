@@ -1,5 +1,5 @@
-/* memory: arenas: allocations, release and resume, others that have them mapped, PyTorch's entry
- * points; on the fake driver or, with DRAY_TEST_CUDA=real, on a GPU. */
+/* Tests arenas: allocations, release and resume, other processes that have them mapped, and
+ * PyTorch's entry points. They use the fake driver or, with DRAY_TEST_CUDA=real, a GPU. */
 #include "memory/gpu_memory.h"
 #include "seed.h"
 

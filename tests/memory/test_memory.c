@@ -1,5 +1,5 @@
-/* memory: regions of every kind, import from another process, handles whole, truncated, altered and
- * forged. */
+/* Tests regions of every kind, imports from another process, and handles that are whole, truncated,
+ * altered and forged. */
 #include <dray/memory.h>
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* model: quantization_config, expert maps and SPECs of engines: what is read, what is refused. */
+/* Tests which quantization_configs, expert maps and SPECs of engines are read, and which are
+ * refused. */
 #include <dray/model.h>
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Families that users write: a file in the folder that DRAY_FAMILIES names, and what is refused.
- * What the built-in ones say is compared with transformers in test_families_transformers.py. */
+/* Tests families that users write: a file in the folder that DRAY_FAMILIES names, and refused
+ * files. test_families_transformers.py compares the built-in families with transformers. */
 #include "suite.h"
 
 #include <dray/model.h>

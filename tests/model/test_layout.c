@@ -1,4 +1,4 @@
-/* model: dtypes, layouts, their wire form. */
+/* Tests dtypes, layouts and their wire form. */
 #include "base/hash.h"
 #include "base/random.h"
 #include "seed.h"

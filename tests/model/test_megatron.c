@@ -1,6 +1,7 @@
-/* megatron and module: random sizes for models of every family. All ranks together hold every
- * element (a whole model can be planned from them), and the entry by name gives what the
- * whole-model builder gives. What the elements are is test_reshard.py's. */
+/* Tests the builders megatron and module with random sizes for models of every family. All ranks
+ * together hold every element, so that a whole model can be planned from them, and the entry by
+ * name gives the same as the whole-model builder. test_reshard.py checks which elements they
+ * are. */
 #include <dray/plan.h>
 
 #include "base/random.h"

@@ -1,4 +1,4 @@
-/* model: the public table, config.json, and the whole-model builders. */
+/* Tests the public table of models, config.json, and the whole-model builders. */
 #include <dray/model.h>
 
 #include <stdio.h>

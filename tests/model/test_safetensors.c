@@ -1,4 +1,4 @@
-/* model: malformed safetensors files and indexes, the writer's guards, SPEC strings. */
+/* Tests malformed safetensors files and indexes, the writer's guards, and SPEC strings. */
 #include "base/random.h"
 #include "seed.h"
 #include "suite.h"

@@ -1,6 +1,6 @@
-/* model: a writer that dies, or whose system call fails, at any step of replacing a checkpoint. A
- * reader then finds the old checkpoint whole, or the new one whole; and the next writer makes
- * everything right, without leaving files of the others behind. */
+/* Tests a writer that is killed, or whose system call fails, at any step of replacing a checkpoint.
+ * A reader then finds either the old checkpoint or the new one, whole. The next writer succeeds and
+ * leaves no files of earlier writers behind. */
 #include <dray/model.h>
 
 #include <dirent.h>

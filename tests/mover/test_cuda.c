@@ -1,7 +1,7 @@
-/* mover on a GPU (or the fake driver, which runs the same kernels as C): random rectangles of
- * random bits, with gaps, turned, misaligned, converted or not, by kernel and by copy engines, are
- * what the CPU's movers make of them, bit by bit and also between the rectangles; sums are
- * dray__sum's. */
+/* Tests the mover on a GPU, or on the fake driver, which runs the same kernels as C. Random
+ * rectangles of random bits, with gaps, transposed, misaligned, converted or not, by kernel and by
+ * copy engines, become the same bits as with the CPU's movers, also between the rectangles. The
+ * sums equal those of dray__sum. */
 #include "cuda_memory.h"
 
 #include "gpu/gpu.h"

@@ -1,7 +1,6 @@
-/* mover: how the GPU's kernels become machine code. A real NVRTC, where there is one
- * ($DRAY_TEST_NVRTC, or where the library finds it), compiles the source for all architectures;
- * with the fake driver, what was compiled is kept on disk, and what lies there damaged is made
- * again. */
+/* Tests how the GPU's kernels become machine code. A real NVRTC, where there is one
+ * ($DRAY_TEST_NVRTC, or where the library finds it), compiles the source for all architectures.
+ * With the fake driver, compiled code is kept on disk, and damaged files there are replaced. */
 #include "mover/cuda/cuda_internal.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* mover on a GPU, one thing at once (cuda_now.c): sums of many parts of a region are dray__sum's;
- * and the largest numbers that formats with a global scale need. */
+/* Tests single operations on a GPU (cuda_now.c). The sums of many parts of a region equal those of
+ * dray__sum. The largest numbers are those that formats with a global scale need. */
 #include "cuda_memory.h"
 
 #include "mover/mover.h"

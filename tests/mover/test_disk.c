@@ -1,6 +1,6 @@
-/* mover: files read and written in the background. Random ranges against plain reads and writes, by
- * io_uring and by threads, on a disk and on a file system without direct I/O; short answers,
- * errors, files that end early. */
+/* Tests reads and writes of files in the background. Random ranges are compared with plain reads
+ * and writes, by io_uring and by threads, on a disk and on a file system without direct I/O.
+ * Answers are short, fail, or end with the file. */
 #include "base/random.h"
 #include "mover/disk.h"
 #include "seed.h"

@@ -1,6 +1,6 @@
-/* The inner loops: every instruction set gives what the portable one gives, at any length and
- * alignment. With arguments this is the program through which test_kernels_python.py compares them
- * with PyTorch and with a checksum written in Python:
+/* Tests the inner loops. Every instruction set gives the same results as the portable code, at any
+ * length and alignment. With arguments, this is the program through which test_kernels_python.py
+ * compares them with PyTorch and with a checksum written in Python:
  *
  *     list                              names of the tables that this machine can run
  *     cast TABLE FROM TO                stdin: elements; stdout: converted

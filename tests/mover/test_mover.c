@@ -1,6 +1,6 @@
-/* mover: one suite for every pair of region kinds. Random rectangles with gaps and permuted
- * dimensions, dtypes converted or not, moved in slices of random size; the oracle goes element by
- * element. What lies between the rectangles must stay as it was. */
+/* One suite for every pair of region kinds. Random rectangles with gaps and permuted dimensions,
+ * with or without conversion, are moved in slices of random size, and compared with an oracle
+ * element by element. Bytes between the rectangles must stay as they were. */
 #include "mover/mover.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* mover: NCCL is found where `dray doctor` finds it: in Python's packages, too. With the fake NCCL,
- * where the system has none of its own. */
+/* Tests that the library finds NCCL where `dray doctor` finds it, also in Python's packages. Uses
+ * the fake NCCL, where the system has none of its own. */
 #include "mover/cuda/nccl.h"
 #include "suite.h"
 

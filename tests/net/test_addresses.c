@@ -1,5 +1,5 @@
-/* Where data servers may listen, and from where they take unencrypted connections. What is
- * no address, or half of one, is refused: none of it is dropped. */
+/* Tests where data servers may listen, and from where they accept unencrypted connections. A list
+ * with an invalid address is refused as a whole. */
 #include "control/context.h"
 #include "net/carrier.h"
 #include "suite.h"

@@ -1,6 +1,6 @@
-/* A carrier of src/net/carriers.c, the program's argument: bytes arrive as they were sent, whoever
- * waits can stop waiting, a peer that dies is noticed, and what a stranger sends does no harm.
- * Without an argument: the table itself. */
+/* Tests a carrier of src/net/carriers.c, which the program's argument names. Bytes arrive as they
+ * were sent, every wait can be ended, the death of a peer is noticed, and the bytes of a stranger
+ * do no harm. Without an argument, tests the table itself. */
 #include "net/ends.h"
 
 #include "base/random.h"

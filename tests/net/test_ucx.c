@@ -1,6 +1,6 @@
-/* Agreeing on UCX: only who knows the session's key can offer it or take it, and only for the
- * connection on which it is said. All that is said goes through this test's hands, between two ends
- * that believe that they speak with each other. */
+/* Tests how two ends agree on UCX. Only an end that knows the session's key can offer or accept it,
+ * and only for the connection on which the message is sent. All messages pass through this test,
+ * between two ends that believe that they are connected directly. */
 #include "net/ends.h"
 
 #include "base/random.h"

@@ -1,5 +1,5 @@
-/* Layouts, plan, regions, movers and checksums together: random placements with real bytes, for
- * every pair of region kinds. Each element holds a number made of its tensor and position. */
+/* Tests layouts, plan, regions, movers and checksums together: random placements with real bytes,
+ * for every pair of region kinds. Each element holds a number made from its tensor and position. */
 #include "plan/world.h"
 
 #include "gpu/memory.h"

@@ -1,4 +1,5 @@
-/* plan: against an oracle that goes element by element, and the rules that plan.h states. */
+/* Compares plans with an oracle that goes element by element, and with the rules that plan.h
+ * states. */
 #include "plan/world.h"
 
 /* ---- the oracle ------------------------------------------------------------------------------ */

@@ -1,5 +1,5 @@
-/* Plans of quantised tensors against every element: who reads it, from which byte, and which byte
- * of the destination gets it; every cell that is needed is read once, and as a whole. */
+/* Compares plans of quantised tensors with every element: which rank reads it, from which byte, and
+ * which byte of the destination gets it. Every cell that is needed is read once, and as a whole. */
 #include <dray/plan.h>
 
 #include "base/random.h"

@@ -1,6 +1,6 @@
-/* The bound on rollout over random runs: with samples that are cut, given back, failed, dropped and
- * replaced, with trainers that go back to a checkpoint and coordinators that are killed, a claim
- * begins no sample while as many are begun as may be, and what is begun can always go on. */
+/* Tests the bound on rollout over random runs. Samples are cut, given back, failed, dropped and
+ * replaced, trainers go back to a checkpoint, and coordinators are killed. A claim begins no sample
+ * while the allowed number of samples is begun, and a begun sample can always be continued. */
 #include "queue/fixture.h"
 
 #include "base/random.h"

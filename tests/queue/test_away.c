@@ -1,4 +1,5 @@
-/* Reading while the coordinator's own keeper is away, alone or with the coordinator. */
+/* Tests reads while the coordinator's own keeper is away, alone or together with the
+ * coordinator. */
 #include "queue/three_tasks.h"
 
 static dray_queue *open_with(dray_context *context, int32_t durability)

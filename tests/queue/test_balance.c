@@ -1,4 +1,4 @@
-/* The balancer by itself, against all divisions of small sets and against the bounds of large. */
+/* Compares the balancer with all divisions of small sets, and with the bounds of large ones. */
 #include "base/random.h"
 #include "queue/table/balance.h"
 #include "seed.h"

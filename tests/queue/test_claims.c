@@ -1,5 +1,5 @@
-/* Which claims and commits the controller's state machine refuses, and which rows a claim gets: at
- * the very limit, and one beyond it. */
+/* Tests which claims and commits the controller's state machine refuses, and which rows a claim
+ * gets, exactly at each limit and one beyond it. */
 #include "queue/table/table.h"
 #include "suite.h"
 

@@ -1,6 +1,6 @@
-/* Journals that a stranger wrote: every record as a controller writes it, then one thing about it
- * changed, its sums right. Reading such a journal says where it is wrong and what was expected; it
- * makes no table of half of it. */
+/* Tests journals that a stranger wrote. Every record is as a controller writes it, except for one
+ * change, and its sums are right. The error says where such a journal is wrong and what was
+ * expected, and no table is made of half of it. */
 #include "queue/fixture.h"
 
 #include "queue/journal/ledger.h"

@@ -1,5 +1,5 @@
-/* Provisional commits: rows are kept until a checkpoint covers them, and can be consumed again by a
- * run that goes back to one. */
+/* Tests provisional commits. Their rows are kept until a checkpoint covers them, and can be
+ * consumed again by a run that goes back to a checkpoint. */
 #include "queue/three_tasks.h"
 
 static const char *const trainers[] = {"actor"};

@@ -1,4 +1,5 @@
-/* What is left when processes die, stop, or take too long: claimers, producers, the keeper. */
+/* Tests what remains when processes are killed, stop, or take too long: claimers, producers, the
+ * keeper. */
 #include "queue/one_fixture.h"
 
 static const char *const prompts[] = {"prompts"}, *const responses[] = {"responses"};

@@ -1,5 +1,5 @@
-/* queue: samples of another host's keeper that are altered on the way, while nothing else about the
- * answer is wrong: a server in the keeper's place says it. */
+/* Tests samples of another host's keeper that are altered on the way, while the rest of the answer
+ * is right. A server in the keeper's place sends the altered bytes. */
 #include "base/clock.h"
 #include "base/hash.h"
 #include "net/cells.h"

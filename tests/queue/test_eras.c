@@ -1,5 +1,5 @@
-/* A controller dies between a producer's telling it of a chunk and the keeper's getting that: its
- * successor knows nothing of the chunk, and nobody would ever drop it. */
+/* Tests a controller that is killed after a producer announced a chunk and before the keeper
+ * received it. The next controller does not know the chunk, so that nothing would ever drop it. */
 #include "queue/three_tasks.h"
 
 #include "base/hook.h"

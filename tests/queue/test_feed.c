@@ -1,5 +1,5 @@
-/* What each step of a trainer takes, and which groups of a step's prompts a run holds that goes on
- * from a checkpoint of a schedule whose steps take what is complete first. */
+/* Tests which groups each step of a trainer takes, and which groups a resumed run holds of a step's
+ * prompts, under a schedule whose steps take the groups that are complete first. */
 #include "base/json.h"
 #include "queue/client/feed.h"
 #include "suite.h"

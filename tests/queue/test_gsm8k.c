@@ -1,5 +1,5 @@
-/* Real samples: the questions of GSM8K with a model's solutions ($DRAY_GSM8K, the folder with
- * example_model_solutions.jsonl) through four tasks of two ranks each, balanced by tokens. */
+/* Puts real samples, the questions of GSM8K with a model's solutions ($DRAY_GSM8K, the folder with
+ * example_model_solutions.jsonl), through four tasks of two ranks each, balanced by tokens. */
 #include "queue/one_fixture.h"
 
 #include <jansson.h>

@@ -1,6 +1,6 @@
-/* Samples on several hosts: hosts are names here (dray_options.host), whose keepers can be reached
- * through their data servers alone, as over a network. Two network namespaces: test_two_hosts.py.
- */
+/* Tests samples on several hosts. Hosts are names (dray_options.host), whose keepers can be reached
+ * through their data servers alone, as over a network. test_two_hosts.py has two network
+ * namespaces. */
 #include "queue/three_tasks.h"
 
 #include "queue/keepers.h"

@@ -1,5 +1,5 @@
-/* Durable queues: what is left when the controller dies, the power goes, the disk is full. The
- * oracle knows only what was acknowledged. */
+/* Tests what remains of durable queues when the controller is killed, power is lost, or the disk is
+ * full. The oracle knows only what was acknowledged. */
 #include "queue/fixture.h"
 
 #include "queue/journal/journal.h"

@@ -1,5 +1,6 @@
-/* Bytes that are lost although the queue is there: of a keeper that is killed, of a redis-server
- * that comes back empty. Where there is a journal they are put back from it, and no row is lost. */
+/* Tests bytes that are lost although the queue exists: those of a keeper that is killed, and of
+ * a redis-server that comes back empty. With a journal they are restored from it, and no row is
+ * lost. */
 #include "queue/redis.h"
 #include "queue/three_tasks.h"
 

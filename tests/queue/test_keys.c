@@ -1,5 +1,6 @@
-/* Rows with keys: put, got, consumed and cleared, through the public functions. Random histories
- * against a plain model; what a reader has stays; two writers of one key; limits. */
+/* Tests rows with keys: put, got, consumed and cleared through the public functions. Random
+ * histories are compared with a plain model. A reader's bytes stay, two writers may use one key,
+ * and limits hold. */
 #include "queue/one_fixture.h"
 
 #include <stdint.h>

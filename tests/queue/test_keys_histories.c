@@ -1,6 +1,7 @@
-/* Random histories of rows with keys against a plain model: what is put, by keys and addresses, is
- * what is got, by whoever, with versions and tags; consumers get a row once. The same with a
- * journal, whose coordinator is killed again and again, and writes it anew meanwhile. */
+/* Compares random histories of rows with keys with a plain model. Values that were put, by keys and
+ * addresses, can be got by any client, with versions and tags, and consumers get a row once. The
+ * same runs with a journal, whose coordinator is killed again and again, and which is rewritten
+ * meanwhile. */
 #include "base/random.h"
 #include "queue/fixture.h"
 #include "seed.h"

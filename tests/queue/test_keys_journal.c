@@ -1,6 +1,6 @@
-/* Rows with keys and a journal that is written anew: what it leaves out, what is read again beyond
- * today's limits, numbers that are used up; and what becomes of readers when the journal, or the
- * keeper, fails. */
+/* Tests rows with keys in a journal that is rewritten: the records that it leaves out, rows that
+ * are read again beyond today's limits, and numbers that are used up. Also tests readers when the
+ * journal or the keeper fails. */
 #include "queue/fixture.h"
 #include "queue/journal/journal.h"
 #include "queue/journal/records.h"

@@ -1,4 +1,5 @@
-/* Rows with keys: what one client may make the coordinator hold, and do, is bounded. */
+/* Tests that the memory and the work that one client can demand of the coordinator by rows with
+ * keys are bounded. */
 #include "queue/fixture.h"
 
 #include <jansson.h>

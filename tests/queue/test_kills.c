@@ -1,4 +1,5 @@
-/* Every step of every process once, and a few random moments (kills.h); the rest is soak_kills. */
+/* Kills every process at every step once, and at a few random moments (kills.h). soak_kills has the
+ * rest. */
 #include "queue/kills.h"
 
 static const char *const steps[ROLES][8] = {

@@ -1,4 +1,4 @@
-/* What the sessions of one token may take of a coordinator, together. */
+/* Tests the limits of what all sessions of one token together may take of a coordinator. */
 #include "queue/fixture.h"
 
 #include "control/limits.h"

@@ -1,4 +1,4 @@
-/* Loaders: what they claim ahead, commit, and say when something is lost. */
+/* Tests loaders: the rows that they claim ahead and commit, and their errors when rows are lost. */
 #include "queue/three_tasks.h"
 
 #include <dray/loader.h>

@@ -1,4 +1,4 @@
-/* Samples that are lost: dead after max_attempts, refilled, their groups dropped or shrunk. */
+/* Tests lost samples: dead after max_attempts, refilled, with groups that are dropped or shrunk. */
 #include "queue/three_tasks.h"
 
 static dray_queue *open_losing(dray_context *context, const char *name, int32_t on_loss)

@@ -1,5 +1,6 @@
-/* Answers that never come, requests that are given up, messages that are not sent: nothing is
- * written over that may be committed, nobody waits for who is gone, no memory is left behind. */
+/* Tests answers that never come, requests that are given up, and messages that are not sent. Bytes
+ * that may be committed are never overwritten, no process waits for one that is gone, and no memory
+ * is left behind. */
 #include "control/channel.h"
 #include "queue/client/client.h"
 

@@ -1,5 +1,5 @@
-/* Commits that ride on the next claim, releases that ride on the next request; connections that
- * break; tasks that come too late. */
+/* Tests commits that are sent with the next claim, releases that are sent with the next request,
+ * connections that break, and tasks that come too late. */
 #include "control/channel.h"
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"

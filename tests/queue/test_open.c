@@ -1,5 +1,5 @@
-/* Opening a queue while its coordinator is killed and started again at every moment of it: whoever
- * opens waits for the next one, within its deadline. */
+/* Tests opening a queue while its coordinator is killed and started again at every moment of it.
+ * The client waits for the next coordinator, within its deadline. */
 #include "queue/fixture.h"
 
 #include "base/hook.h"

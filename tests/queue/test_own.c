@@ -1,5 +1,5 @@
-/* What readers of rows with keys get as memory of their own (dray_batch_own): what is written to it
- * nobody else sees, and what others do never changes it; and the memory is given back. */
+/* Tests that readers of rows with keys get memory of their own (dray_batch_own). Other clients
+ * never see what is written to it, their changes never reach it, and the memory is given back. */
 #include "queue/one_fixture.h"
 
 #include <stdint.h>

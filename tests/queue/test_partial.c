@@ -1,4 +1,5 @@
-/* Partial rollout: commits that append to a row and leave it open, and how such rows are read. */
+/* Tests partial rollout: commits that append to a row and leave it open, and how such rows are
+ * read. */
 #include "queue/three_tasks.h"
 
 static const char *const both_outputs[] = {"responses", "log_probs"};

@@ -1,5 +1,5 @@
-/* Where the sample queues of other systems were seen to fail, each with a test that this one does
- * not: named by what goes wrong there. */
+/* Tests faults that were seen in the sample queues of other systems. Each test has the name of the
+ * fault, and passes when this queue does not have it. */
 #include "base/random.h"
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"

@@ -1,4 +1,4 @@
-/* Which rows claims get: by version, by priority, balanced among ranks, in lockstep. */
+/* Tests which rows claims get: by version, by priority, balanced among ranks, in lockstep. */
 #include "queue/three_tasks.h"
 
 enum { RANKS = 3, ROWS = 10 };

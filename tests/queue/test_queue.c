@@ -1,5 +1,5 @@
-/* The queue through its public API: one program for the ways in which rows go from insert to end.
- * What is refused, and processes that die, have programs of their own. */
+/* Tests the queue through its public API: all ways in which rows go from insert to end. Other
+ * programs test refusals and processes that are killed. */
 #include "queue/three_tasks.h"
 
 #include <jansson.h>

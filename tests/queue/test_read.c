@@ -1,5 +1,5 @@
-/* A column that is described and copied in one call: what rows from anywhere in it are, where they
- * lie, and that nothing is written behind the room. */
+/* Tests a column that is described and copied in one call: the values and places of rows from
+ * anywhere in it. Nothing is written beyond the given room. */
 #include "queue/three_tasks.h"
 
 static const char *const needs[] = {"pairs", "score"};

@@ -1,9 +1,8 @@
-/* Losing power while a journal is written, sector by sector. The disk of this test applies every
- * write at once, and remembers what was there until a sync that began later has returned. At any
- * moment of any write, power may go: of each sector that is not safe, the disk then has what was
- * written to it last, or before that, or what was there at first, which may be whole records of the
- * file's former life. The journal must hold all that was acknowledged, and nothing that was never
- * added. */
+/* Tests losing power while a journal is written, sector by sector. The disk of this test applies
+ * every write at once, and remembers the former bytes until a sync that began later has returned.
+ * Power may be lost at any moment of any write. Each sector that is not safe then has its last
+ * bytes, earlier ones, or its first ones, which may be whole records of the file's former life. The
+ * journal must hold all records that were acknowledged, and none that was never added. */
 #include "base/clock.h"
 #include "base/random.h"
 #include "queue/journal/journal.h"

@@ -1,5 +1,5 @@
-/* Queues whose bytes a real redis-server holds: what comes back, that keys come and go, and what
- * happens when it dies, stands still, is full, or refuses us. */
+/* Tests queues whose bytes a real redis-server holds: the values that are read, keys that are made
+ * and dropped, and a server that is killed, hangs, is full, or refuses the client. */
 #include "queue/redis.h"
 
 #include <time.h>

@@ -1,5 +1,5 @@
-/* What must be refused: use after fork, wrong arguments, malformed messages, lying producers.
- * Nobody else is hurt, and nothing is left behind. */
+/* Tests that use after fork, wrong arguments, malformed messages and false claims of producers are
+ * refused. No other client is harmed, and nothing is left behind. */
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"
 #include "seed.h"

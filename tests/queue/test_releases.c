@@ -1,5 +1,6 @@
-/* What a consumer lets go without a message, and then does nothing: whoever waits for it, or comes
- * to wait for it, gets it; it counts as given back when the consumer dies, and once. */
+/* Tests rows that a consumer releases without a message before it idles. A client that waits for
+ * them, or begins to wait later, gets them. They count as given back when the consumer is killed,
+ * and only once. */
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"
 

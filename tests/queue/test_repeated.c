@@ -1,6 +1,6 @@
-/* A connection that breaks after its request was read and before the answer came, at a coordinator
- * that lives on: the client comes back on another one and asks again. What had counted counts once,
- * and what it had put stays where it is. */
+/* Tests a connection that breaks after its request was read and before the answer came, at a
+ * coordinator that lives on. The client opens another connection and repeats the request. A request
+ * that had succeeded counts once, and its bytes stay in place. */
 #include "base/hook.h"
 #include "control/channel.h"
 #include "queue/client/client.h"

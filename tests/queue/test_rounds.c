@@ -1,5 +1,5 @@
-/* Rounds of consumer groups as the controller's state machine makes them: many micro-batches, rows
- * that are lost between the peers of a rank, many groups. */
+/* Tests rounds of consumer groups in the controller's state machine: many micro-batches, rows that
+ * are lost between the peers of a rank, many groups. */
 #include "queue/table/table_inside.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* queue: where checkpoints go. What a client says is a name in the coordinator's folder, or a
- * descriptor of a file that it opened itself: never a path. */
+/* Tests where checkpoints are written. A client gives a name in the coordinator's folder, or a
+ * descriptor of a file that it opened itself, and never a path. */
 #include "queue/fixture.h"
 
 #include "base/io.h"

@@ -1,5 +1,5 @@
-/* Rows of a batch that become batches of their own: each is committed, given back and taken back by
- * itself, and whoever dies gives all of them back. */
+/* Tests rows of a batch that become batches of their own. Each is committed, given back and taken
+ * back separately, and the death of their client gives back all of them. */
 #include "queue/three_tasks.h"
 
 static dray_batch *claim_all(dray_queue *queue, uint32_t count)

@@ -1,6 +1,6 @@
-/* queue: where the coordinator connects to with its password for stores: the addresses of its own
- * list, a bounded number of times, and never while anybody waits for it. No redis-server is needed:
- * who listens here only notes what comes. */
+/* Tests to which stores the coordinator connects with its password: to the addresses of its own
+ * list, a bounded number of times, and never while a client waits for it. No redis-server is
+ * needed, because the listeners only note what they receive. */
 #include "queue/fixture.h"
 
 #include "base/error.h"

@@ -1,6 +1,6 @@
-/* The controller's state machine against a plain model: random histories of inserts, claims,
- * commits, failures, clears and deaths of clients. The model keeps every fact about every row in
- * an array and recomputes everything by looking at all of it. */
+/* Compares the controller's state machine with a plain model over random histories of inserts,
+ * claims, commits, failures, clears and deaths of clients. The model keeps every fact about every
+ * row in an array, and recomputes everything from all of it. */
 #include "queue/table_check.h"
 #include "seed.h"
 #include "suite.h"

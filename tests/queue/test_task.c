@@ -1,4 +1,4 @@
-/* A job's task in four calls, and the tags that tasks leave for each other. */
+/* Tests a job's task in four calls, and the tags that tasks leave for each other. */
 #include "queue/three_tasks.h"
 
 #include <dray/task.h>

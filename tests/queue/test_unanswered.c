@@ -1,5 +1,5 @@
-/* Changes that are made although their caller gets an error, or no answer: they count once, their
- * bytes stay, rows and memory that nobody knows of are free again. */
+/* Tests changes that are made although their caller gets an error or no answer. They count once,
+ * their bytes stay, and rows and memory without an owner are free again. */
 #include "control/channel.h"
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"

@@ -1,5 +1,5 @@
-/* Staleness: rows that are too old for who claims them are dropped and refilled, and no more is
- * rolled out than can still be young enough. */
+/* Tests staleness. Rows that are too old for the claiming task are dropped and refilled, and no
+ * more samples are generated than can still be young enough. */
 #include "queue/three_tasks.h"
 
 #include <dray/trace.h>

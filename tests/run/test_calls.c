@@ -1,5 +1,5 @@
-/* Tools alone: what the calculator computes, and commands that answer out of turn, late or wrongly.
- */
+/* Tests tools alone: the results of the calculator, and commands that answer out of order, late or
+ * wrongly. */
 #include "run/engine/tool.h"
 #include "suite.h"
 

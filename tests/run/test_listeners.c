@@ -1,4 +1,5 @@
-/* What strangers and rude clients may do to the listeners of `dray serve` and `dray keeper`. */
+/* Tests what strangers and rude clients may do to the listeners of `dray serve` and `dray
+ * keeper`. */
 #include <fcntl.h>
 
 #include "run/served.h"

@@ -1,6 +1,6 @@
-/* A small job through the program itself, so that it also runs under the sanitizers: undisturbed,
- * with an engine and a desk killed, and with a trainer killed and the run resumed. All three end
- * with the same bytes. */
+/* Runs a small job through the program itself, so that it also runs under the sanitizers:
+ * undisturbed, with an engine and a desk killed, and with a trainer killed and the run resumed. All
+ * three end with the same bytes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

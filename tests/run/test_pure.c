@@ -1,5 +1,5 @@
-/* The parts of a run that compute and decide without other processes: advantages, rewards, prompts,
- * learning rates, partitions' names, and the layers of a job file. */
+/* Tests the parts of a run that compute and decide without other processes: advantages, rewards,
+ * prompts, learning rates, partitions' names, and the layers of a job file. */
 #include "run/data/data.h"
 #include "run/desk/advantage.h"
 #include "run/desk/reward.h"

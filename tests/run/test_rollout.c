@@ -1,5 +1,5 @@
-/* The task `rollout` over a queue: micro-batches, rows that come and go, rows that are cut and
- * claimed again, weights that change meanwhile, and rows that call a tool. */
+/* Tests the task `rollout` over a queue: micro-batches, rows that come and go, rows that are cut
+ * and claimed again, weights that change meanwhile, and rows that call a tool. */
 #include "base/clock.h"
 #include "engine/sampler.h"
 #include "queue/one_fixture.h"

@@ -1,4 +1,4 @@
-/* The rows of metrics.jsonl, from reports in whatever order processes send them. */
+/* Tests the rows of metrics.jsonl, made from reports in any order in which processes send them. */
 #include "run/report/rows.h"
 #include "suite.h"
 

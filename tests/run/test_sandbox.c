@@ -1,5 +1,4 @@
-/* What `dray serve` and `dray keeper` may write once they serve: their own folders, nothing else.
- */
+/* Tests that `dray serve` and `dray keeper` can write only to their own folders once they serve. */
 #include <fcntl.h>
 #include <sys/stat.h>
 

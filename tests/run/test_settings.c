@@ -1,4 +1,5 @@
-/* The table of settings: every line of it, through what reads and writes jobs by it. */
+/* Tests every line of the table of settings, through the functions that read and write jobs by
+ * it. */
 #include "run/job/settings.h"
 #include "suite.h"
 

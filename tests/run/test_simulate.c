@@ -1,5 +1,5 @@
-/* The simulator against closed forms: what schedules make of rollout's and training's time when
- * nothing else takes any, in which the model has no freedom. Times are within 1 %. */
+/* Compares the simulator with closed forms of the schedules, when nothing but rollout and training
+ * takes time, so that the model has no freedom. Times are within 1 %. */
 #include "run/simulate/simulate.h"
 
 #include "suite.h"

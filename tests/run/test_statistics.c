@@ -1,5 +1,5 @@
-/* What a study computes from runs, against what can be computed otherwise: intervals against all
- * resamples there are, curves against their own definition. */
+/* Compares the figures that a study computes from runs with other ways to compute them: intervals
+ * with all possible resamples, and curves with their own definition. */
 #include "run/study/statistics.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* A joined host's link to its run (run/join/uplink.h), against a run that refuses a pulse or ends
- * the host's session: what the host has to tell is told again, and under the same number. */
+/* Tests a joined host's link to its run (run/join/uplink.h), with a run that refuses a pulse or
+ * ends the host's session. The host's messages are sent again, under the same numbers. */
 #include "control/fixture.h"
 #include "suite.h"
 

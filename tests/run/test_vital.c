@@ -1,5 +1,5 @@
-/* Whether a process is alive, from /proc: one that computes, however little of a core it gets, and
- * one that sleeps. */
+/* Tests whether /proc shows that a process is alive: one that computes, with however small a share
+ * of a core, and one that sleeps. */
 #include "run/supervisor/vital.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* How the supervisor sees who holds what (run/supervisor/watch.h): processes of other hosts may
- * have the numbers of its own. */
+/* Tests the supervisor's view of the holders of leases and claims (run/supervisor/watch.h).
+ * Processes of other hosts may have the same process numbers as its own. */
 #include "control/fixture.h"
 #include "suite.h"
 

@@ -1,5 +1,5 @@
-/* trace: what was flushed survives kill -9; rings that are full count what they drop; damaged files
- * hurt no others. (What the merged file looks like to a reader of JSON: test_merge.py.) */
+/* Tests that flushed spans survive kill -9, that full rings count the spans that they drop, and
+ * that damaged files do not affect others. (test_merge.py reads the merged file as JSON.) */
 #include "base/hash.h"
 #include "seed.h"
 #include "suite.h"

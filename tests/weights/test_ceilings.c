@@ -1,7 +1,7 @@
-/* weights: the memory that an update holds, as the kernel counts it (resident private pages),
- * beside what the report says, with one tensor many times larger than the bucket. Both sides: the
- * engine that reads, and the trainer whose weights lie offloaded in private memory and leave it
- * through bounded staging: the data server's, or an arena of a size that it declared. */
+/* Compares the memory that an update holds, as the kernel counts it (resident private pages), with
+ * the report, when one tensor is many times larger than the bucket. Both sides are measured: the
+ * engine that reads, and the trainer whose weights lie offloaded in private memory and pass through
+ * bounded staging, which is the data server's, or an arena of a declared size. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,4 +1,5 @@
-/* weights: whole checkpoints written and read through plans; what fails leaves nothing behind. */
+/* Tests whole checkpoints that are written and read through plans. A failure leaves nothing
+ * behind. */
 #include "suite.h"
 #include "weights/cluster.h"
 

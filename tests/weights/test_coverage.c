@@ -1,5 +1,6 @@
-/* weights: what a group holds of what is published, counted from layouts, against a count of every
- * single element; names through aliases; what cannot be counted is refused. */
+/* Compares the part of the published weights that a group holds, as counted from layouts, with a
+ * count of every single element. Names through aliases count, and weights that cannot be counted
+ * are refused. */
 #include "base/random.h"
 #include "seed.h"
 #include "suite.h"

@@ -1,6 +1,6 @@
-/* weights: a publisher that waits until engines have a version. None is lost, however late an
- * engine comes; those that do not come are named; coordinators and ranks that die are survived or
- * told. */
+/* Tests a publisher that waits until engines have a version. It waits for every engine, however
+ * late it comes, and names those that do not come. Coordinators and ranks that are killed are
+ * survived or reported. */
 #include "control/restartable.h"
 #include "suite.h"
 #include "weights/cluster.h"

@@ -1,5 +1,5 @@
-/* weights: deltas. Random blocks in random memory, random changes; what a reader's memory must hold
- * afterwards is told element by element, without slices. */
+/* Tests deltas of random blocks in random memory with random changes. The reader's memory is
+ * afterwards compared element by element, without slices. */
 #include "suite.h"
 #include "weights/delta/delta.h"
 

@@ -1,7 +1,6 @@
-/* weights: deltas of a publisher of floats for an engine of FP8 on another host. The publisher's
- * data server quantises both versions, and sends the codes and scales that differ. After each
- * update the engine's memory is compared with that of an engine that takes everything for the first
- * time. */
+/* Tests deltas of a publisher of floats for an engine of FP8 on another host. The publisher's data
+ * server quantises both versions, and sends the codes and scales that differ. After each update the
+ * engine's memory is compared with that of an engine that takes all weights for the first time. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,5 +1,5 @@
-/* weights: updates by delta between processes, in place and staged. A version changes a share of
- * all elements; which ones, and to what, the oracle knows element by element. */
+/* Tests updates by delta between processes, in place and staged. A version changes a share of all
+ * elements, and the oracle knows each changed element and its value. */
 #include "suite.h"
 #include "weights/cluster.h"
 

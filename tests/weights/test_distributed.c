@@ -1,6 +1,6 @@
-/* Updates between hosts: simulated ones (contexts that name their hosts), over loopback. Everything
- * that a network and a peer can do wrong must end as an error that names the peer, or be repaired.
- */
+/* Tests updates between hosts, which are simulated by contexts that name their hosts, over
+ * loopback. Every fault of a network or a peer must end as an error that names the peer, or be
+ * repaired. */
 
 #include "base/wire.h"
 #include "mover/mover.h"

@@ -1,5 +1,5 @@
-/* Updates between two network namespaces whose link is cut: for a while, and for ever. As root,
- * with iproute2; else skipped. */
+/* Tests updates between two network namespaces whose link is cut, for a while and for ever. They
+ * need root and iproute2, and are skipped without. */
 
 #include "suite.h"
 #include "weights/cluster.h"

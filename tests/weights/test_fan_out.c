@@ -1,5 +1,6 @@
-/* A host that holds several members of one engine, or of several, fetches each byte once, and fans
- * it out in shared memory: engines of different tensor parallelism side by side, measured. */
+/* Tests that a host which holds several members of one engine, or of several, fetches each byte
+ * once, and fans it out in shared memory. Engines of different tensor parallelism are measured side
+ * by side. */
 #include <poll.h>
 
 #include "base/hash.h"

@@ -1,6 +1,6 @@
-/* weights: processes that die or stop at every step of an update, bytes that change where they must
- * not. Survivors hear of it, no group ever says that it holds a mixed version, the next update
- * repairs what was torn. */
+/* Tests processes that are killed or stop at every step of an update, and bytes that change where
+ * they must not. The other processes are told, no group ever says that it holds a mixed version,
+ * and the next update repairs a torn one. */
 #include "suite.h"
 #include "weights/cluster.h"
 

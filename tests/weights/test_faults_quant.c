@@ -1,5 +1,5 @@
-/* weights: a rank that is killed while it quantises. The group is torn, the other rank hears of it
- * by its deadline, and the next update leaves both ranks what an undisturbed engine has. */
+/* Tests a rank that is killed while it quantises. The group is torn, the other rank is told by its
+ * deadline, and the next update gives both ranks the bytes of an undisturbed engine. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,7 +1,6 @@
-/* weights: a rank that is killed at every step of a prefetch, of a commit, and of a read from a
- * peer. A prefetch that fails leaves the old version as it was served; after a commit that fails
- * the group is torn or as it was, never mixed; whoever survives hears of it, and the next update
- * works. */
+/* Tests a rank that is killed at every step of a prefetch, of a commit, and of a read from a peer.
+ * A failed prefetch leaves the old version as it was served. After a failed commit the group is
+ * torn or as it was, never mixed. The other ranks are told, and the next update works. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,5 +1,5 @@
-/* weights: the first version, which in the second run of this suite is 0 (numbers.h): its readers
- * are waited for, and another coordinator hears of it. */
+/* Tests the first version, which is 0 in the second run of this suite (numbers.h). Publishers wait
+ * for its readers, and another coordinator learns of it. */
 #include "control/restartable.h"
 #include "suite.h"
 #include "weights/cluster.h"

@@ -1,6 +1,6 @@
-/* weights: updates in a row leave nothing behind: memory, descriptors and mappings stay as they
- * were after the first ones, in the process of trainer and engine and in the coordinator's. 400
- * updates times DRAY_TEST_SCALE; 25 makes 10,000. */
+/* Tests that successive updates leave nothing behind. Memory, descriptors and mappings stay as they
+ * were after the first updates, in the process of trainer and engine and in the coordinator's.
+ * There are 400 updates times DRAY_TEST_SCALE; 25 makes 10,000. */
 #include "suite.h"
 #include "weights/cluster.h"
 

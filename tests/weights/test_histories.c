@@ -1,14 +1,14 @@
-/* weights: random histories of the registry. Publishers and engine ranks open, publish, begin,
- * write, vote, prefetch, leave, die and time out in any order, also with messages twice and late,
- * and the registry itself dies with its coordinator: whoever lives comes back to the next one,
- * sooner or later, and says what it was. A simple model says what must never happen:
+/* Tests random histories of the registry. Publishers and engine ranks open, publish, begin, write,
+ * vote, prefetch, leave, die and time out in any order, also with repeated and late messages. The
+ * registry itself dies with its coordinator, and the members that live return to the next one,
+ * sooner or later, and report their former state. A simple model has the rules:
  *
  *  - a group is reported whole only with a version that all of its ranks voted for in one attempt,
- *    while none of them wrote anything else since;
+ *    and after which none of them wrote anything else;
  *  - a request is answered exactly once;
- *  - a publisher's delivery of a version ends well when, and only when, a group has committed it,
- * or a newer one of the same incarnation;
- *  - when nobody is in the middle of anything, nobody holds a lease. */
+ *  - a publisher's delivery of a version succeeds when, and only when, a group has committed it, or
+ *    a newer one of the same incarnation;
+ *  - when no update is under way, no member holds a lease. */
 #include "control/protocol.h"
 #include "seed.h"
 #include "suite.h"

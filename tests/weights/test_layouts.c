@@ -1,7 +1,7 @@
-/* weights: updates between the layouts of models with experts and latent attention: experts in
- * several slots, on one rank or many, ranks that hold other tensors than their neighbours, copies
- * that a draft model keeps, transposed storage, flat parameters. Memory equals the oracle, and all
- * of the model is verified. */
+/* Tests updates between the layouts of models with experts and latent attention: experts in several
+ * slots, on one rank or many, ranks that hold other tensors than their neighbours, copies that a
+ * draft model keeps, transposed storage, flat parameters. Memory equals the oracle, and the whole
+ * model is verified. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,6 +1,5 @@
-/* weights: engines that take full named tensors through a callback. What is handed over is compared
- * element by element with the oracle; memory is measured by the kernel's count of resident pages.
- */
+/* Tests engines that take full named tensors through a callback. The tensors are compared element
+ * by element with the oracle, and memory is measured by the kernel's count of resident pages. */
 #include "seed.h"
 #include "suite.h"
 #include "weights/cluster.h"

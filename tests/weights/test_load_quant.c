@@ -1,7 +1,7 @@
-/* weights: quantised tensors through load_weights. What publishers hold quantised arrives as it is,
- * weights and scales, through buckets that cut the cells; what would have to be quantised, or
- * made floats of, on the way is refused before anything is handed over, and the next update that
- * needs none of it works. */
+/* Tests quantised tensors through load_weights. Tensors that publishers hold quantised arrive
+ * unchanged, weights and scales, through buckets that cut the cells. Tensors that would have to be
+ * quantised or dequantised on the way are refused before the first call, and the next update that
+ * has none of them works. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,6 +1,6 @@
-/* weights: movers that do wrong. Whatever piece is lost, changed, misplaced, misread or refused, in
- * whatever mode: no group commits wrong bytes, the tensor is named, all ranks are torn, and the
- * next update repairs them. Then checkpoints: written wrong, or changed on disk. */
+/* Tests movers with faults. For any piece that is lost, changed, misplaced, misread or refused, in
+ * any mode, no group commits wrong bytes, the tensor is named, all ranks are torn, and the next
+ * update repairs them. Also tests checkpoints that are written wrong, or changed on disk. */
 #include "suite.h"
 #include "weights/cluster.h"
 

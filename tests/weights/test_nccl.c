@@ -1,6 +1,6 @@
-/* weights: GPU memory between two hosts over NCCL: with the fake driver and a fake NCCL, or, with
- * DRAY_TEST_CUDA=real and two GPUs, real ones. Bits and sums as they must be; what is refused goes
- * over the stream instead; what fails fails the update, and the next one is well. */
+/* Tests GPU memory between two hosts over NCCL: with the fake driver and a fake NCCL or, with
+ * DRAY_TEST_CUDA=real and two GPUs, with real ones. Bits and sums are right. Transfers that NCCL
+ * refuses go over the stream instead. A failure fails the update, and the next one works. */
 #include "weights/cluster.h"
 
 #include "gpu/spin.h"

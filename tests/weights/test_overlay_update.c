@@ -1,5 +1,5 @@
-/* weights: updates from checkpoints that are deltas. What the engine's memory must hold is what the
- * oracle says of every element; how much was read, the report. */
+/* Tests updates from checkpoints that are deltas. The engine's memory is compared with the oracle
+ * of every element, and the report has the bytes that were read. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,4 +1,4 @@
-/* weights: the times at which the launches of a program are due that is spread over a time. */
+/* Tests the times at which the launches of a program are due when it is spread over a time. */
 #include "seed.h"
 #include "suite.h"
 #include "weights/program/program.h"

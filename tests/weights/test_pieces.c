@@ -1,5 +1,5 @@
-/* weights: ownership. Random members whose blocks overlap; the oracle asks every element who holds
- * it first. */
+/* Tests ownership with random members whose blocks overlap. The oracle finds for every element the
+ * member that holds it first. */
 #include "seed.h"
 #include "suite.h"
 #include "weights/internal.h"

@@ -1,5 +1,5 @@
-/* weights: is a claimed layout true? Engines of every kind of storage that loaded a checkpoint, and
- * one that shuffled a tensor. */
+/* Tests whether a claimed layout is true, for engines of every kind of storage that loaded a
+ * checkpoint, and for one that shuffled a tensor. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,5 +1,4 @@
-/* weights: the registry as a state machine: trainers, versions, the publisher's wait, bad requests.
- */
+/* Tests the registry as a state machine: trainers, versions, the publisher's wait, bad requests. */
 #include "seed.h"
 #include "weights/registry_client.h"
 

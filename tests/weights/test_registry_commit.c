@@ -1,4 +1,5 @@
-/* weights: the registry as a state machine: groups that commit together, and what breaks them. */
+/* Tests the registry as a state machine: groups that commit together, and events that break
+ * them. */
 #include "weights/registry_client.h"
 
 /* ---- group commit --------------------------------------------------------------------------- */

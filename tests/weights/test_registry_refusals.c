@@ -1,5 +1,5 @@
-/* weights: the registry as a state machine: what it refuses to ranks that are late, early, of
- * another update or of memory that is not theirs to write yet. */
+/* Tests the registry as a state machine: its refusals to ranks that are late, early, of another
+ * update, or of memory that they may not write yet. */
 #include "weights/registry_client.h"
 
 static uint64_t epoch_of(uint64_t member, uint64_t key)

@@ -1,4 +1,4 @@
-/* weights: the registry as a state machine: versions whose sums come after they were announced. */
+/* Tests the registry as a state machine: versions whose sums come after they were announced. */
 #include "weights/registry_client.h"
 
 static int announce(uint64_t member, uint64_t key, uint64_t version, uint8_t checked)

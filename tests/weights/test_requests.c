@@ -1,4 +1,4 @@
-/* weights: what a data server is asked of its blocks and its chunks: at the very limit, and one
+/* Tests requests to a data server for its blocks and its chunks, exactly at each limit and one
  * beyond it. */
 #include "mover/mover.h"
 #include "net/cells.h"

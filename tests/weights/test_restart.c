@@ -1,7 +1,7 @@
-/* weights: a coordinator that is killed at every step of an update, a prefetch or a commit, and
- * started again. Publishers and subscribers come back by themselves: no engine ever says that it
- * holds a mixed version, what was published stays readable, plans are kept, the next update works.
- */
+/* Tests a coordinator that is killed at every step of an update, a prefetch or a commit, and
+ * started again. Publishers and subscribers come back by themselves. No engine ever says that it
+ * holds a mixed version, published weights stay readable, plans are kept, and the next update
+ * works. */
 #include "control/restartable.h"
 #include "suite.h"
 #include "weights/cluster.h"

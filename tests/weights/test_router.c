@@ -1,6 +1,6 @@
-/* weights: the list of engines that a router watches, while the coordinator goes away and comes
- * back: engines that serve all the time are served all the time, those that went with it are told.
- */
+/* Tests the list of engines that a router watches, while the coordinator goes away and comes back.
+ * Engines that serve all the time are listed all the time, and the router is told of those that
+ * ended with the coordinator. */
 #include "control/restartable.h"
 #include "suite.h"
 #include "weights/cluster.h"

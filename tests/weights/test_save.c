@@ -1,5 +1,5 @@
-/* weights: a run's checkpoints. Ranks write one together, writers are killed at every step and at
- * random moments, readers always find a whole version, disks fail; the last N stay. */
+/* Tests a run's checkpoints. Ranks write one together, writers are killed at every step and at
+ * random moments, readers always find a whole version, disks fail, and the last N stay. */
 #include "mover/disk.h"
 #include "suite.h"
 #include "weights/cluster.h"

@@ -1,5 +1,6 @@
-/* The data server when there is not enough for all: without descriptors who connects waits, and is
- * served as soon as there are some; who goes while waiting for a buffer is gone. Nobody spins. */
+/* Tests the data server when resources are short. Without descriptors, a new reader waits, and is
+ * served as soon as there are some. A reader that leaves while it waits for a buffer is dropped. No
+ * thread spins. */
 
 #include "base/clock.h"
 #include "base/error.h"

@@ -1,6 +1,6 @@
-/* weights: a coordinator that says nothing any more, and neither dies nor closes its sockets. An
- * update that waits for its answer ends a second after its deadline, and the next one works once it
- * is heard again. */
+/* Tests a coordinator that stops answering without dying or closing its sockets. An update that
+ * waits for its answer ends a second after its deadline, and the next one works once the
+ * coordinator answers again. */
 
 #include "suite.h"
 #include "weights/cluster.h"

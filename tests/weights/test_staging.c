@@ -1,6 +1,6 @@
-/* weights: trainers whose weights lie in an offloaded store (private memory, a file) on the
- * engines' host pass them through a staging arena: several engines at once, stopped and killed
- * ones, trainers that die, and stores that nobody else can open. */
+/* Tests trainers whose weights lie in an offloaded store (private memory, a file) on the engines'
+ * host, and pass through a staging arena: several engines at once, stopped and killed engines,
+ * trainers that are killed, and stores that no other process can open. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,6 +1,6 @@
-/* weights: versions are announced before they are summed. Whoever reads such a version waits with
- * the commit until the sums of all ranks are there: publishers that change what they published,
- * stop or die before that leave nobody with a mixed version. */
+/* Tests versions that are announced before they are summed. A reader of such a version waits with
+ * its commit until the sums of all ranks are there. Publishers that change what they published,
+ * stop or are killed before that leave no reader with a mixed version. */
 #include "suite.h"
 #include "weights/cluster.h"
 

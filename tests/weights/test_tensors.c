@@ -1,5 +1,5 @@
-/* weights: lists of handles, one a rank, as frameworks hand them to update_weights_from_tensor. Two
- * processes and a socket between them; values are checked element by element. */
+/* Tests lists of handles, one for each rank, as frameworks pass them to update_weights_from_tensor.
+ * There are two processes and a socket between them, and values are checked element by element. */
 #include "suite.h"
 #include "weights/cluster.h"
 

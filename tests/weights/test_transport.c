@@ -1,5 +1,5 @@
-/* Choosing what carries weights between hosts, and refusing what cannot. Skipped where UCX is
- * missing, but for what is said then. */
+/* Tests the choice of the carrier of weights between hosts, and the refusal of unsuitable ones.
+ * Where UCX is missing, only its error messages are tested. */
 
 #include "net/ucx.h"
 #include "suite.h"

@@ -1,5 +1,5 @@
-/* One-sided reads, as UCX emulates them over TCP: of exactly the registered regions, for as long as
- * the publisher lets them, and nothing that is read is taken for what it is not. */
+/* Tests one-sided reads, as UCX emulates them over TCP. They reach exactly the registered regions,
+ * for as long as the publisher allows it, and no bytes are taken for others. */
 
 #include "mover/mover.h"
 #include "net/stream.h"

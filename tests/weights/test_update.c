@@ -1,5 +1,5 @@
-/* weights: updates between processes. Whatever shardings, dtypes, modes and strategies: engine
- * memory equals the oracle, bit for bit, and the padding between is untouched. */
+/* Tests updates between processes. For any shardings, dtypes, modes and strategies, engine memory
+ * equals the oracle, bit for bit, and the padding between is untouched. */
 #include "seed.h"
 #include "suite.h"
 #include "weights/cluster.h"

@@ -1,4 +1,4 @@
-/* weights: dray verify, between checkpoints and running sessions, through the program itself. */
+/* Tests dray verify, between checkpoints and running sessions, through the program itself. */
 #include "suite.h"
 #include "weights/cluster.h"
 

@@ -1,5 +1,6 @@
-/* weights: versions beside each other. A prefetch waits beside what is served, engines of different
- * versions, engines that read each other, the router's list, and who leaves. */
+/* Tests versions that exist at the same time: a prefetched one beside the served one, engines of
+ * different versions, engines that read from each other, the router's list, and members that
+ * leave. */
 #include "suite.h"
 #include "weights/cluster.h"
 #include "weights/update/subscriber.h"
