@@ -294,4 +294,67 @@ TEST(test_eight_come_back_at_once)
     }
 }
 
+/* ---- ranks that the next coordinator refuses at first -----------------------------------------
+ */
+
+static void begin_alone(void)
+{
+    restarted = restartable_start(dray__registry_add, false);
+    b = board_new();
+    s = (scene){.config = small_config(false, 3),
+                .seed = 9,
+                .address = restarted->unix_address,
+                .step = ""};
+}
+
+static void end_alone(void)
+{
+    munmap(b, sizeof *b);
+    restartable_stop(restarted);
+}
+
+/* Another one takes the rank's place before it is back, and leaves again. */
+static void displaced_trainer(void *user)
+{
+    (void)user;
+    trainer t, other;
+    trainer_open(&t, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
+    write_version(&t, 1);
+    raise_flag(b, FIRST);
+    await_flag(b, SECOND);
+    trainer_open(&other, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
+    CHECK(dray_publisher_publish(t.publisher, 2, NULL, NULL) == DRAY_ESTALE);
+    trainer_close(&other);
+    write_version(&t, 3);
+    raise_flag(b, THIRD);
+    await_flag(b, OVER);
+    trainer_close(&t);
+}
+
+static void displaced_engine(void *user)
+{
+    (void)user;
+    engine e, other;
+    engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
+    await_flag(b, FIRST);
+    CHECK(step_of(&e, 0, 1, NULL) == DRAY_OK);
+    restartable_restart(restarted);
+    engine_open(&other, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
+    CHECK(step_of(&e, 0, 3, NULL) == DRAY_EEXIST);
+    engine_close(&other);
+    raise_flag(b, SECOND);
+    await_flag(b, THIRD);
+    CHECK(step_of(&e, 0, 3, NULL) == DRAY_OK);
+    CHECK(engine_wrong(&e, s.seed + 3) == 0);
+    raise_flag(b, OVER);
+    engine_close(&e);
+}
+
+TEST(test_refused_then_back)
+{
+    begin_alone();
+    RUN_ROLES(NULL, NULL, {displaced_trainer, 1}, {displaced_engine, 1});
+    end_alone();
+}
+
 CLUSTER_SUITE

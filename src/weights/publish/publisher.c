@@ -110,7 +110,8 @@ static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
 int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error)
 {
     dray__channel *channel;
-    if (dray__channel_alive(p->channel))
+    /* A rank that the next coordinator has refused registers again: it may be welcome by now. */
+    if (dray__channel_alive(p->channel) && p->returns == dray__context_returns(p->context))
         return DRAY_OK;
     int rc = dray__channel_open_until(p->context, deadline, &channel, error);
     if (rc)

@@ -177,7 +177,8 @@ int dray__subscriber_ensure(dray_subscriber *s, int64_t deadline_ns, dray_error 
 {
     dray__channel *channel;
     dray__stage_join(s);
-    if (dray__channel_alive(s->channel))
+    /* A rank that the next coordinator has refused registers again: it may be welcome by now. */
+    if (dray__channel_alive(s->channel) && s->returns == dray__context_returns(s->context))
         return DRAY_OK;
     int rc = dray__channel_open_until(s->context, deadline_ns, &channel, error);
     if (rc)
