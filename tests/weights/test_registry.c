@@ -233,4 +233,71 @@ TEST_WITHIN(test_regions_pass_on_descriptors, setup, teardown)
     }
 }
 
+/* ---- members that come back ------------------------------------------------------------------ */
+
+static uint64_t come_back(uint64_t member, const char *group)
+{
+    const dray__rank_claim claim = {.set = 5,
+                                    .incarnation = 1,
+                                    .version = 1,
+                                    .state = group ? DRAY_GROUP_WHOLE : DRAY_GROUP_EMPTY};
+    const dray__sums none = {0};
+    dray__writer w = {0};
+    ticket t;
+    dray__put_string(&w, "m");
+    if (group)
+        dray__put_string(&w, group);
+    dray__put_u32(&w, 0);
+    dray__put_u32(&w, 1);
+    dray__put_u64(&w, 77);
+    dray__put_string(&w, "");
+    dray__put_u32(&w, 1);
+    dray__put_u32(&w, 1);
+    if (!group)
+        dray__put_u64(&w, 0);
+    put_layout(&w, 0, 20);
+    dray__put_fields(&w, group ? &dray__subscriber_claim_fields : &dray__publisher_claim_fields,
+                     &claim);
+    if (!group)
+        dray__sums_put(&w, &none);
+    send(member, group ? DRAY__MSG_SUBSCRIBER_OPEN : DRAY__MSG_PUBLISHER_OPEN, &w, &t);
+    return first_u64(&t);
+}
+
+static int put_region(uint64_t member, uint64_t key)
+{
+    dray__writer w = {0};
+    ticket t;
+    dray__put_u64(&w, key);
+    dray__put_u32(&w, 0);
+    dray__put_blob(&w, "handle", 6);
+    send_fd(member, DRAY__MSG_REGION_PUT, &w, open("/dev/null", O_RDONLY), &t);
+    return t.code;
+}
+
+/* Whoever has not got the answer asks again, and is not taken for another one. */
+TEST_WITHIN(test_back_twice, setup, teardown)
+{
+    static const char *const groups[] = {NULL, "g"};
+    for (uint64_t member = 1; member < 4; member++)
+        dray__registry_member_ended(r, member);
+    dray__registry_begin(r, 3);
+    uint64_t keys[2], other;
+    for (uint64_t i = 0; i < 2; i++) {
+        keys[i] = come_back(20 + i, groups[i]);
+        assert_int_equal(come_back(20 + i, groups[i]), keys[i]);
+        for (int twice = 0; twice < 2; twice++) {
+            assert_int_equal(put_region(20 + i, keys[i]), 0);
+            assert_int_equal(put_region(20 + i, keys[i]), i ? 0 : DRAY_EINVALID);
+            assert_int_equal(come_back(20 + i, groups[i]), keys[i]);
+        }
+        assert_int_equal(put_region(20 + i, keys[i]), 0);
+    }
+    assert_int_equal(try_publisher(29, 0, 1, &other), DRAY_EEXIST);
+    assert_int_equal(publish(20, keys[0], 2, 7), 0);
+    ticket t;
+    begin(21, keys[1], 2, &t);
+    assert_int_equal(begun_of(&t).version, 2);
+}
+
 SUITE(NULL, NULL)

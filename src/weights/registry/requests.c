@@ -16,13 +16,19 @@
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-static void entry_free(struct registrant *entry)
+static void handles_free(struct registrant *entry)
 {
     for (uint32_t i = 0; i < entry->region_count; i++) {
         free(entry->regions[i].handle);
         if (entry->regions[i].fd >= 0)
             close(entry->regions[i].fd);
+        entry->regions[i] = (struct stored_region){.fd = -1};
     }
+}
+
+static void entry_free(struct registrant *entry)
+{
+    handles_free(entry);
     free(entry->regions);
     free(entry->layout);
     free(entry->name);
@@ -155,6 +161,33 @@ static int check_opening(const call *c, const dray__enrolling *m, const dray__ra
     return DRAY_OK;
 }
 
+/* Returns the entry of a member that registers again a second time, because it has not got the
+ * answer to the first. */
+static struct registrant *opened_before(const call *c, const struct model *model,
+                                        const dray__enrolling *m)
+{
+    for (struct registrant *entry = c->r->entries; entry; entry = entry->next)
+        if (entry->member == c->party->member && entry->model == model && entry->claim.given &&
+            entry->rank == m->rank && entry->token == m->token &&
+            (m->group ? entry->group && strcmp(entry->group->name, m->group) == 0
+                      : entry->trainer != NULL))
+            return entry;
+    return NULL;
+}
+
+/* Answers once more with its key. The member puts all of its regions after that. */
+static int open_again(call *c, struct registrant *entry, const dray__enrolling *m,
+                      dray_error *error)
+{
+    handles_free(entry);
+    int rc = dray__reg_lay_out(entry, m->regions, m->layout, m->layout_size, error);
+    if (rc)
+        return rc;
+    entry->regions_missing = m->to_put;
+    dray__reg_answer(c->r, c->ticket, &dray__u64_fields, &entry->key);
+    return DRAY_OK;
+}
+
 static int open_entry(call *c, const dray__enrolling *m, dray__rank_claim *claim, dray_error *error)
 {
     bool pinned = false;
@@ -164,7 +197,10 @@ static int open_entry(call *c, const dray__enrolling *m, dray__rank_claim *claim
     struct model *model = dray__reg_model(c->r, m->model, true);
     if (!model)
         return dray__nomem(error);
-    struct registrant *entry = entry_new(c->r, c->party, model, m->rank, m->token, m->endpoint);
+    struct registrant *entry = claim->given ? opened_before(c, model, m) : NULL;
+    if (entry)
+        return open_again(c, entry, m, error);
+    entry = entry_new(c->r, c->party, model, m->rank, m->token, m->endpoint);
     rc = entry ? dray__reg_lay_out(entry, m->regions, m->layout, m->layout_size, error)
                : dray__nomem(error);
     if (rc == DRAY_OK) {
