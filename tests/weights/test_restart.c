@@ -357,4 +357,39 @@ TEST(test_refused_then_back)
     end_alone();
 }
 
+/* ---- a coordinator that hangs before it hears the sums -----------------------------------------
+ */
+
+static void stop_once_summed(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, "summed") != 0)
+        return;
+    dray__hook_set(NULL, NULL);
+    kill(restarted->coordinator, SIGSTOP);
+}
+
+static void unheard_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    dray_error said;
+    trainer_open(&t, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
+    dray__hook_set(stop_once_summed, NULL);
+    write_version(&t, 1);
+    int64_t begin = dray__now();
+    CHECK(dray_publisher_wait(t.publisher, 1, DRAY__SECOND / 4, NULL, &said) == DRAY_ETIMEDOUT);
+    CHECK(dray__now() - begin < 6 * DRAY__SECOND);
+    kill(restarted->coordinator, SIGCONT);
+    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    trainer_close(&t);
+}
+
+TEST(test_a_wait_for_sums_that_nobody_hears)
+{
+    begin_alone();
+    RUN_ROLES(NULL, NULL, {unheard_trainer, 1});
+    end_alone();
+}
+
 CLUSTER_SUITE

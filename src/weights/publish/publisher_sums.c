@@ -37,7 +37,7 @@ static int tell(dray_publisher *p, dray__summing_up *s, dray_error *error)
         rc = dray__publisher_ensure(p, soon < deadline ? soon : deadline, error);
         if (rc == DRAY_OK)
             rc = send_sums(p, &s->outcome, dray__answer_deadline(soon), error);
-    } while (rc && !s->closing && dray__now() < deadline &&
+    } while (rc && !s->closing && !s->patience.ended && dray__now() < deadline &&
              (rc == DRAY_ETIMEDOUT || dray__publisher_again(p, rc, deadline)));
     return rc;
 }
