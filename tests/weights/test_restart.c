@@ -6,7 +6,10 @@
 #include "suite.h"
 #include "weights/cluster.h"
 
+#include <dirent.h>
+#include <pthread.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #define LONG (20 * DRAY__SECOND)
 /* Of the update that the coordinator does not outlive: a rank that begins it with the next one
@@ -389,6 +392,87 @@ TEST(test_a_wait_for_sums_that_nobody_hears)
 {
     begin_alone();
     RUN_ROLES(NULL, NULL, {unheard_trainer, 1});
+    end_alone();
+}
+
+/* Counts the descriptors of this process whose files have such names. *last: the last of them. */
+static uint32_t descriptors(const char *of, int *last)
+{
+    char path[300], name[64];
+    uint32_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder);
+    for (const struct dirent *entry; (entry = readdir(folder));) {
+        snprintf(path, sizeof path, "/proc/self/fd/%s", entry->d_name);
+        ssize_t size = readlink(path, name, sizeof name - 1);
+        name[size > 0 ? size : 0] = 0;
+        if (strncmp(name, of, strlen(of)) != 0)
+            continue;
+        count++;
+        *last = atoi(entry->d_name) > *last ? atoi(entry->d_name) : *last;
+    }
+    closedir(folder);
+    return count;
+}
+
+static uint32_t shared_pieces(void)
+{
+    int last = -1;
+    return descriptors("/memfd:dray-", &last);
+}
+
+/* ---- a connection that breaks behind a request -------------------------------------------------
+ */
+
+/* The coordinator gets the request, and its answer is lost. */
+static void *cut_the_answer_off(void *fd)
+{
+    usleep(300000);
+    CHECK(shutdown(*(const int *)fd, SHUT_RD) == 0);
+    usleep(100000);
+    kill(restarted->coordinator, SIGCONT);
+    return NULL;
+}
+
+static void deaf_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    pthread_t cutter;
+    trainer_open(&t, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
+    write_version(&t, 1);
+    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    int fd = -1;
+    CHECK(descriptors("socket:", &fd) >= 2); /* the session's, and the publisher's */
+    fill(t.layout, t.region, t.tied, s.seed + 2);
+    kill(restarted->coordinator, SIGSTOP);
+    CHECK(pthread_create(&cutter, NULL, cut_the_answer_off, &fd) == 0);
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
+    CHECK(pthread_join(cutter, NULL) == 0);
+    CHECK(dray__context_returns(t.context) == 0);
+    CHECK(dray_publisher_publish(t.publisher, 2, NULL, NULL) == DRAY_EINVALID);
+    raise_flag(b, SECOND);
+    await_flag(b, OVER);
+    MUST(dray_publisher_wait(t.publisher, 2, LONG, NULL, error));
+    trainer_close(&t);
+}
+
+static void late_engine(void *user)
+{
+    (void)user;
+    engine e;
+    await_flag(b, SECOND);
+    engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
+    CHECK(step_of(&e, 0, 2, NULL) == DRAY_OK);
+    CHECK(engine_wrong(&e, s.seed + 2) == 0);
+    raise_flag(b, OVER);
+    engine_close(&e);
+}
+
+TEST(test_an_announcement_whose_answer_is_lost)
+{
+    begin_alone();
+    RUN_ROLES(NULL, NULL, {deaf_trainer, 1}, {late_engine, 1});
     end_alone();
 }
 

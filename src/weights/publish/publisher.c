@@ -402,7 +402,10 @@ int dray__publisher_check(dray_publisher *p, uint64_t version, int64_t timeout_n
                             p->model, p->rank, version);
 }
 
-static int announce(dray_publisher *p, uint64_t version, int64_t deadline, dray_error *error)
+/* lost: the connection broke before the answer to an earlier announcement of the version. Then the
+ * coordinator may have that one, and it takes no version twice. */
+static int announce(dray_publisher *p, uint64_t version, int64_t deadline, bool *lost,
+                    dray_error *error)
 {
     dray__sums none = {0};
     dray__writer w = {0};
@@ -413,6 +416,10 @@ static int announce(dray_publisher *p, uint64_t version, int64_t deadline, dray_
     int rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, dray__answer_deadline(deadline),
                         NULL, error);
     dray__writer_free(&w);
+    bool later = !p->has_published || version > p->published;
+    if (rc == DRAY_EINVALID && *lost && later)
+        return DRAY_OK;
+    *lost |= rc == DRAY_ECLOSED;
     if (rc == DRAY_ETIMEDOUT) /* it may be announced already */
         dray__fail_prefix(error, rc,
                           "version %" PRIu64 " may be announced, wait for its readers before the "
@@ -421,7 +428,8 @@ static int announce(dray_publisher *p, uint64_t version, int64_t deadline, dray_
     return rc;
 }
 
-static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_error *error)
+static int publish(dray_publisher *p, uint64_t version, int64_t deadline, bool *lost,
+                   dray_error *error)
 {
     int rc = check_regions(p, error);
     if (rc == DRAY_OK &&
@@ -432,8 +440,9 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = meet_and_cut(p, deadline, error);
     /* The delta of a version that may still be read must stay. Then this version has none, and the
-     * next builds on the delta that was kept last. */
-    bool kept = rc == DRAY_OK && p->delta && (p->drained || !p->has_published);
+     * next builds on the delta that was kept last. Readers may have this one's already when its
+     * announcement is repeated. */
+    bool kept = rc == DRAY_OK && p->delta && !*lost && (p->drained || !p->has_published);
     if (kept)
         rc = dray__delta_publish(p->delta, p->incarnation, version, error);
     if (rc == DRAY_OK && dray__now() >= deadline)
@@ -444,7 +453,7 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
         rc = dray__publisher_sums_start(p, version, deadline, error);
     bool ready = rc == DRAY_OK;
     if (ready)
-        rc = announce(p, version, deadline, error);
+        rc = announce(p, version, deadline, lost, error);
     if (rc && kept) /* perhaps no reader gets the bits that were kept */
         dray__delta_forgo(p->delta);
     if (rc && !(ready && rc == DRAY_ETIMEDOUT)) {
@@ -472,6 +481,7 @@ int dray_publisher_publish(dray_publisher *p, uint64_t version, const dray_fence
     if (rc)
         return rc;
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
+    bool lost = false;
     rc = dray__gate_join(&p->gate, error);
     if (rc == DRAY_OK)
         rc = dray__publisher_sums_end(p, deadline, error);
@@ -482,7 +492,7 @@ int dray_publisher_publish(dray_publisher *p, uint64_t version, const dray_fence
     do {
         rc = dray__publisher_ensure(p, deadline, error);
         if (rc == DRAY_OK)
-            rc = publish(p, version, deadline, error);
+            rc = publish(p, version, deadline, &lost, error);
     } while (dray__publisher_again(p, rc, deadline));
     return rc;
 }
