@@ -476,4 +476,56 @@ TEST(test_an_announcement_whose_answer_is_lost)
     end_alone();
 }
 
+/* ---- a snapshot that cannot be offered ---------------------------------------------------------
+ */
+
+static void snapshot_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
+    dray_publisher_close(t.publisher);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t.region;
+    options.snapshot = 1;
+    options.timeout_ns = DRAY__SECOND / 4;
+    MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
+    write_version(&t, 1);
+    uint32_t before = shared_pieces();
+    MUST(dray_publisher_release(t.publisher, LONG, NULL, 0, NULL, error));
+    restartable_hold(restarted);
+    for (int i = 0; i < 3; i++) {
+        CHECK(dray_publisher_move(t.publisher, t.region, NULL) != DRAY_OK);
+        CHECK(shared_pieces() <= before);
+    }
+    restartable_again(restarted);
+    int64_t deadline = dray__deadline(LONG);
+    while (dray_publisher_move(t.publisher, t.region, NULL))
+        CHECK(dray__now() < deadline);
+    CHECK(shared_pieces() == before);
+    write_version(&t, 3);
+    raise_flag(b, THIRD);
+    await_flag(b, OVER);
+    trainer_close(&t);
+}
+
+static void next_engine(void *user)
+{
+    (void)user;
+    engine e;
+    await_flag(b, THIRD);
+    engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
+    CHECK(step_of(&e, 0, 3, NULL) == DRAY_OK);
+    CHECK(engine_wrong(&e, s.seed + 3) == 0);
+    raise_flag(b, OVER);
+    engine_close(&e);
+}
+
+TEST(test_a_snapshot_moves_while_nobody_listens)
+{
+    begin_alone();
+    RUN_ROLES(NULL, NULL, {snapshot_trainer, 1}, {next_engine, 1});
+    end_alone();
+}
+
 CLUSTER_SUITE

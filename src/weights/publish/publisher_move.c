@@ -48,6 +48,13 @@ static int export_anew(dray_publisher *p, dray_error *error)
     return rc ? rc : dray__publisher_put(p, deadline, error);
 }
 
+static void hide(dray_publisher *p)
+{
+    if (p->local)
+        dray__local_remove(p->token);
+    p->local = false;
+}
+
 /* Offers the regions to readers again, after they were released. A snapshot is allocated again. */
 static int show_anew(dray_publisher *p, dray_error *error)
 {
@@ -60,14 +67,11 @@ static int show_anew(dray_publisher *p, dray_error *error)
     if (rc == DRAY_OK)
         rc = export_anew(p, error);
     p->released = rc != DRAY_OK;
+    if (rc)
+        hide(p);
+    if (rc && p->origin) /* the next move allocates it again */
+        dray__snapshot_free_regions(p);
     return rc;
-}
-
-static void hide(dray_publisher *p)
-{
-    if (p->local)
-        dray__local_remove(p->token);
-    p->local = false;
 }
 
 int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
