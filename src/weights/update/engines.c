@@ -247,8 +247,10 @@ int dray_engines_poll(dray_engines *e, dray_engines_fn fn, void *user, dray_erro
 {
     if (!e)
         return dray__fail(error, DRAY_EINVALID, "engines must be given");
-    if (e->held && dray__now() >= e->grace_ns)
+    if (e->held && dray__now() >= e->grace_ns) {
         drop_channel(e); /* engines that are not back have ended: takes the list as it is */
+        e->held = false; /* the answer to this request comes at a later call */
+    }
     int rc = come_back(e, error);
     if (rc == DRAY_OK && !e->asked)
         rc = ask(e, error);
