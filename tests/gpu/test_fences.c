@@ -441,6 +441,38 @@ CLUSTER_TEST(test_wait_on_a_stream)
     }
 }
 
+/* A publisher that closes while the stream has not come to its wait yet. */
+static void leaving_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray__cuda_device *device = o.t.region[0]->device;
+    fill(o.t.layout, o.t.region, o.t.tied, s->seed);
+    for (uint64_t version = 1; version <= 2; version++) {
+        MUST(dray_publisher_publish(o.t.publisher, version, NULL, error));
+        if (version == 2) /* the first wait takes memory, for which the driver waits for the GPU */
+            spin(o.cuda, device, o.stream, 4 * LATE_MS);
+        MUST(
+            dray_publisher_wait_stream(o.t.publisher, version, o.stream, DRAY_WAIT_DEFAULT, error));
+    }
+    dray_publisher_close(o.t.publisher);
+    o.t.publisher = NULL;
+    MUST(dray__cuda_enter(device, error));
+    if (!gpu_is_real()) /* whose driver may wait for the GPU when memory is freed */
+        CHECK(o.cuda->cuStreamQuery(o.stream) == CUDA_ERROR_NOT_READY);
+    CHECK(o.cuda->cuStreamSynchronize(o.stream) == CUDA_SUCCESS);
+    dray__cuda_leave();
+    close_source(&o);
+}
+
+CLUSTER_TEST(test_a_stream_that_outlives_its_publisher)
+{
+    scene s = plain(60);
+    s.world = s.tp = 1;
+    s.no_checksums = 1;
+    RUN_ROLES(&s, NULL, {leaving_trainer, 1});
+}
+
 /* ---- beside a trainer that computes ------------------------------------------------------------
  */
 

@@ -3,11 +3,57 @@
 
 #include "base/error.h"
 
+#include <pthread.h>
+
 enum { PAGE = 4096 };
+
+/* The page of a word, and a link of the list of words that no gate has. A stream may come to its
+ * wait after the gate is gone, so words are never freed. A later gate takes one over: its value
+ * only grows, so that earlier waits stay over. */
+struct page {
+    uint32_t word;
+    dray_region *region;
+    struct page *next;
+};
+
+static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct page *spare;
+
+static struct page *page_of(const dray_region *region)
+{
+    return (struct page *)(uintptr_t)dray_region_base(region);
+}
 
 static void open_gate(const dray__gate *g)
 {
-    __atomic_store_n((uint32_t *)(uintptr_t)dray_region_base(g->word), g->value, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&page_of(g->word)->word, g->value, __ATOMIC_SEQ_CST);
+}
+
+/* Returns false when there is no spare word of this GPU. */
+static bool take_spare(dray__gate *g, const dray__cuda_device *device)
+{
+    pthread_mutex_lock(&spare_lock);
+    struct page **at = &spare;
+    while (*at && (*at)->region->device != device)
+        at = &(*at)->next;
+    struct page *found = *at;
+    if (found) {
+        *at = found->next;
+        g->word = found->region;
+        g->value = found->word;
+    }
+    pthread_mutex_unlock(&spare_lock);
+    return found != NULL;
+}
+
+static void give_spare(dray_region *word)
+{
+    struct page *page = page_of(word);
+    pthread_mutex_lock(&spare_lock);
+    page->region = word;
+    page->next = spare;
+    spare = page;
+    pthread_mutex_unlock(&spare_lock);
 }
 
 static void *run(void *user)
@@ -20,7 +66,7 @@ static void *run(void *user)
 
 static int make_word(dray__gate *g, dray__cuda_device *device, dray_error *error)
 {
-    if (g->word)
+    if (g->word || take_spare(g, device))
         return DRAY_OK;
     int rc = dray__cuda_enter(device, error);
     if (rc)
@@ -68,6 +114,7 @@ int dray__gate_join(dray__gate *g, dray_error *error)
 void dray__gate_free(dray__gate *g)
 {
     dray__gate_join(g, NULL);
-    dray_region_free(g->word);
+    if (g->word)
+        give_spare(g->word);
     g->word = NULL;
 }

@@ -24,4 +24,4 @@ int dray__gate_close(dray__gate *gate, dray__cuda_device *device, CUstream strea
                      dray_error *error);
 /* Waits for the thread, if there is one. Returns the result of `wait` at the first call. */
 int dray__gate_join(dray__gate *gate, dray_error *error);
-void dray__gate_free(dray__gate *gate); /* joins; no stream may wait any more */
+void dray__gate_free(dray__gate *gate); /* joins; a stream may come to its wait later */
