@@ -494,4 +494,32 @@ CLUSTER_TEST_IN_PROCESS(test_wrong_arguments)
     trainer_close(&t);
 }
 
+/* ---- names in reports ------------------------------------------------------------------------ */
+
+/* A report has room for a part of a name, whose characters have three bytes each here. */
+CLUSTER_TEST(test_a_name_that_is_cut_in_a_report)
+{
+    char name[128] = "", json[4096];
+    dray_model_config config = small_config(false, 3);
+    scene_pair p;
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    while (strlen(name) < 99)
+        strcat(name, "\xe8\xa8\x93");
+    pair_open(&p, &config, DRAY_F32, DRAY_BF16, 7, cluster_kind);
+    dray_publisher_close(p.t.publisher);
+    dray_close(p.t.context);
+    p.t.context = fixture_open_at(f.unix_address, name, "trainer", 0);
+    options.regions = p.t.region;
+    MUST(dray_publisher_open(p.t.context, MODEL, p.t.layout, &options, &p.t.publisher, error));
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_update_weights(p.e.subscriber, NULL, &report, error));
+    MUST(dray_update_report_json(&report, json, sizeof json, error));
+    json_t *object = json_loads(json, 0, NULL);
+    const char *held_by = json_string_value(json_object_get(object, "held_by"));
+    CHECK(held_by && strncmp(held_by, name, 63) == 0);
+    json_decref(object);
+    pair_close(&p);
+}
+
 CLUSTER_SUITE

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "memory/cuda_memory.h"
 #include "weights/program/compile.h"
 #include "weights/transfer/cohort.h"
@@ -669,7 +670,7 @@ static void route_report(const void *state, dray_update_report *report)
         if (l->members[i].held_ns > l->members[longest].held_ns)
             longest = i;
     report->held_ns = l->held_ns;
-    snprintf(report->held_by, sizeof report->held_by, "%.100s", member_of(l, longest)->name);
+    dray__take_line(report->held_by, 101, member_of(l, longest)->name);
 }
 
 static void route_explain(const void *state, dray_error *error)

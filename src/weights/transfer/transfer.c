@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "weights/delta/delta.h"
 #include "weights/mark.h"
 #include "weights/sources/upload.h"
@@ -261,8 +262,9 @@ static int wait_for_fences(dray__transfer *h, dray_error *error)
 void dray__source_who(const dray__source *source, char *out, size_t size)
 {
     static const uint8_t none[16];
-    char gpu[41];
-    size_t used = (size_t)snprintf(out, size, "%.64s", source->name ? source->name : "");
+    char gpu[41], name[65];
+    size_t used =
+        (size_t)snprintf(out, size, "%s", dray__take_line(name, sizeof name, source->name));
     for (uint32_t i = 0; source->layout && i < dray_layout_region_count(source->layout); i++) {
         const dray_region_info *info = dray_layout_region(source->layout, i);
         if (info->kind == DRAY_REGION_CUDA && memcmp(info->device, none, sizeof none) != 0) {
