@@ -271,6 +271,7 @@ static bool peer_is_dead(dray__group *group, uint32_t rank)
 {
     const dray__group_slot *slot = &group->shared->slots[rank];
     pid_t pid = (pid_t)atomic_load(&slot->pid);
+    bool unknown = false;            /* whether it is the process that joined */
     if (pid == 0 || pid == getpid()) /* It has not joined yet, or it is a thread of this process. */
         return false;
     if (group->pidfd[rank] < 0) {
@@ -279,11 +280,17 @@ static bool peer_is_dead(dray__group *group, uint32_t rank)
             return errno == ESRCH;
         group->pidfd[rank] = fd;
         uint64_t said = atomic_load(&slot->start_time), found = process_start(pid);
-        if (said != 0 && found != said) /* Another process has the number now. */
+        if (said != 0 && found != 0 && found != said) /* Another process has the number now. */
             return true;
+        unknown = said != 0 && found == 0;
     }
     struct pollfd poller = {.fd = group->pidfd[rank], .events = POLLIN};
-    return poll(&poller, 1, 0) == 1;
+    bool dead = poll(&poller, 1, 0) == 1;
+    if (unknown && !dead) { /* It lives, or /proc could not be read: looks again the next time. */
+        close(group->pidfd[rank]);
+        group->pidfd[rank] = -1;
+    }
+    return dead;
 }
 
 /* Aborts the group if a rank that we wait for cannot come any more. */

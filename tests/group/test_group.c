@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -372,6 +373,36 @@ static int in_all_reduce(dray__group *group, void *argument)
     float data[8] = {0};
     int code = dray__group_all_reduce_f32(group, data, 8, -1, &error);
     return code == DRAY_EPROTO && strstr(error.message, "all_reduce") ? 0 : 1;
+}
+
+/* Leaves this process one descriptor, which a look at the other rank takes. */
+static int wait_without_descriptors(dray__group *group, void *argument)
+{
+    (void)argument;
+    int last = -1, fd;
+    dray_error error;
+    if (setrlimit(RLIMIT_NOFILE, &(struct rlimit){64, 64}))
+        return 1;
+    while ((fd = dup(2)) >= 0)
+        last = fd;
+    close(last);
+    int code = dray__group_barrier(group, -1, &error);
+    if (code)
+        fprintf(stderr, "without descriptors: %s\n", error.message);
+    return code == DRAY_OK ? 0 : 2;
+}
+
+static int come_late(dray__group *group, void *argument)
+{
+    (void)argument;
+    usleep(200000);
+    return dray__group_barrier(group, -1, NULL) == DRAY_OK ? 0 : 1;
+}
+
+TEST(a_late_rank_is_not_taken_for_dead)
+{
+    two_ranks(come_late, wait_without_descriptors, NULL);
+    two_ranks(wait_without_descriptors, come_late, NULL);
 }
 
 TEST(different_calls_are_found)
