@@ -92,14 +92,18 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
          rank: int = 0, world: int = 1, parts: Optional[Mapping[str, Any]] = None,
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
          stay: Iterable[int] = (), deltas: int = 0, timeout: Optional[float] = None) -> None:
-    """Writes a version: of each rank what it has of the tensors (a module, (name, tensor) pairs or a mapping;
-    whole, DTensors or Blocks; those of a GPU by a copy in host memory). context: by which the ranks meet; None where
-    there is one.
+    """Writes a version of the tensors as `folder/step-NNNNNN`. All ranks of the trainer call it together; each rank
+    writes its part. A reader finds the version when all of it is on the disk, and never a part of it.
 
-    parts: {name: tensors} beside the model's, a folder each; files: {name: bytes}, rank 0's; config: rank
-    0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
-    and those of `stay`. deltas: how many versions in a row are kept as what changed since the one before them.
-    folder: of a file system that all ranks share, or "s3://bucket/prefix"."""
+    folder: in a file system that all ranks share, or "s3://bucket/prefix".
+    tensors: a module, (name, tensor) pairs or a mapping of names to tensors; a tensor is whole, a DTensor or a Block.
+    Tensors of a GPU are copied into host memory first.
+    context, rank, world: the session by which the ranks meet, this rank, and the number of ranks. One rank alone needs
+    no session.
+    parts: {name: tensors} for more tensors beside the model's, each part in a folder of its own.
+    files: {name: bytes}, which rank 0 writes. config: the text of the config.json that rank 0 writes.
+    keep: how many of the newest versions stay (0: all); the versions in `stay` stay, too.
+    deltas: how many versions in a row are kept as what changed since the version before."""
     parts, files = dict(parts or {}), {n: _bytes(n, d) for n, d in (files or {}).items()}
     stay = [_l.number("stay", each) for each in stay]
     layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
@@ -124,7 +128,8 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
 
 
 def load(path: Union[str, os.PathLike], tensors: Any) -> None:
-    """Reads a checkpoint, or a part of one, into tensors of this rank, each what it has of it."""
+    """Reads a checkpoint, or the folder of one of its parts, into the tensors of this rank, which may be whole,
+    DTensors or Blocks: each rank reads its part. tensors: as save() takes them."""
     layout, copies = _layout(tensors, written=True)
     try:
         call("dray_checkpoint_read", os.fspath(path).encode(), layout.pointer, layout.live())
@@ -135,7 +140,8 @@ def load(path: Union[str, os.PathLike], tensors: Any) -> None:
 
 
 def latest(folder: Union[str, os.PathLike]) -> tuple:
-    """(version, path) of the newest one; path: of a bucket a str. Raises DrayError (ENOENT)."""
+    """The newest version in the folder: (version, path). The path is a str where the folder is in a bucket, else a
+    pathlib.Path. Raises DrayError (ENOENT) when there is no version."""
     version, path = c.c_uint64(), c.c_void_p()
     call("dray_checkpoint_latest", os.fspath(folder).encode(), c.byref(version), c.byref(path))
     found = _l.take(path).decode()
@@ -143,7 +149,7 @@ def latest(folder: Union[str, os.PathLike]) -> tuple:
 
 
 def read_file(path: Union[str, os.PathLike], name: str) -> bytes:
-    """One of the `files` of a checkpoint, wherever it lies."""
+    """The bytes of one of the `files` that save() wrote, also of a checkpoint in a bucket."""
     data, size = c.c_void_p(), c.c_size_t()
     call("dray_checkpoint_get", os.fspath(path).encode(), name.encode(), c.byref(data), c.byref(size))
     return _l.take(data, size.value)

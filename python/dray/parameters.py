@@ -53,14 +53,20 @@ def folded_block(name, shape, start, extent, stride):
 
 @dataclass
 class Block:
-    """A rectangle of a tensor, in memory of this rank: `tensor` is a view of it, of any strides, or a
-    function that returns the view, called before each publish and each update: for parameters that
-    their module replaces. of: the Parameter that it is a view of, kept weakly: once that was replaced or
-    is elsewhere, the Block is refused (ESTALE)."""
+    """A rectangle of a tensor, in memory of this rank.
+
+        Block("model.layers.0.self_attn.q_proj.weight", (4096, 4096), qkv[:512], (512, 0))
+
+    name, shape: of the whole tensor, as the checkpoint has it.
+    tensor: a view of this rank's memory with the rectangle's shape and any strides; or a function that returns the
+    view, which is called before each publish and each update, for parameters that their module replaces.
+    start: the indices in the whole tensor of the view's first element; None: all 0.
+    of: the Parameter that `tensor` is a view of, to which a weak reference is kept. Once the Parameter was replaced or
+    moved, the Block is refused (ESTALE)."""
     name: str
-    shape: tuple              # of the whole tensor
+    shape: tuple
     tensor: Any
-    start: Optional[tuple] = None  # where in the whole the view's first element is; None: at its start
+    start: Optional[tuple] = None
     of: InitVar[Any] = None
 
     def __post_init__(self, of):

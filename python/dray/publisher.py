@@ -20,26 +20,36 @@ STAGING = 16 << 20  # bytes for private host memory where no number is given
 
 
 class Publisher(Laid):
-    """This rank's parameters, published where they are. `model`: the name by which engines find them.
+    """One rank of a trainer. It publishes versions of its parameters, which engines read from the memory that the
+    parameters are in.
 
         publisher = dray.Publisher(model)
+        publisher.attach(optimizer)                       # optimizer.step() waits for readers first
         publisher.publish(step)
-    rank, world: of the trainer; None: torch.distributed's, once init_process_group was called, else 0 of 1.
-    context: the session; None: one of this process for all its publishers, at $DRAY_ADDRESS.
-    parameters: a module (or its named_parameters(); FSDP1's, too), which is asked anew by every publish
-    what its parameters are; with buffers, also for those that its state_dict() has. Or (name, tensor)
-    pairs or a mapping, tensors whole or DTensors (FSDP2's); or Blocks, where this rank's part is cut in
-    another way: those are the tensors themselves. publish finds them where they are by then, and raises
-    DrayError (ESTALE) for one that was replaced, as far as that can be seen.
-    config: a config.json, or a folder with one, for modules of transformers whose parameters are not
-    the checkpoint's tensors (packed experts); buffers that it names (biases of routers) are published, too.
-    copy: parameters is a generator of (name, whole tensor), which are gone when the next one comes, the same on all ranks, or a
-    function that returns one for each publish (else publish is given it): each rank keeps a copy of its share of their rows.
-    staging_bytes: of shared memory, through which engines of this host get what is in private host
-    memory; None: 16 MiB where something does (share() makes a model's parameters shared).
-    checksum: announce what engines compare with. delta: tell engines which elements changed, compared
-    and sent in delta_dtype. snapshot: engines read a copy (of a GPU's memory, on that GPU), the trainer goes on at once.
-    One thread at a time; close(), too, is refused while another one's call is under way (EBUSY)."""
+
+    parameters: one of these:
+      - a module, or its named_parameters(); FSDP1's modules, too. Every publish asks the module again for its
+        parameters. With buffers=True the buffers that its state_dict() has are published, too.
+      - (name, tensor) pairs, or a mapping of names to tensors. A tensor is whole, or a DTensor, as FSDP2 makes them.
+      - Blocks, where this rank's part is cut in another way.
+    publish() finds out where the parameters are by then. It raises DrayError (ESTALE) for a parameter that was
+    replaced, as far as that can be seen.
+    model: the name by which engines find the parameters.
+    rank, world: this rank of the trainer, and the number of its ranks. None: those of torch.distributed, once
+    init_process_group was called, else 0 of 1.
+    context: the session with the coordinator. None: the one at $DRAY_ADDRESS that all publishers of this process share.
+    config: a config.json, or a folder with one. It is needed for modules of transformers whose parameters are not the
+    tensors of the checkpoint, such as packed experts; buffers that it names (biases of routers) are published, too.
+    copy: parameters is a generator of (name, whole tensor) pairs, of which each tensor is gone when the next one comes;
+    all ranks give the same pairs. Or it is a function that returns such a generator for each publish; without a
+    function publish() is given the next generator. Each rank keeps a copy of its share of the rows.
+    staging_bytes: size of the shared memory through which engines of this host read what is in private host memory.
+    None: 16 MiB where something is; dray.weights.share() puts the parameters of a model into shared memory.
+    checksum: announce the checksums with which engines compare what they have read.
+    delta: tell engines which elements changed; delta_dtype is the dtype in which they are compared and sent.
+    snapshot: engines read a copy, which on a GPU is in that GPU's memory, and the trainer goes on at once.
+    timeout: seconds that each wait of this publisher may take, where the call gives none.
+    One thread at a time uses it. close(), too, is refused (EBUSY) while a call of another thread is under way."""
     _frees = "dray_publisher_close"
 
     def __init__(self, parameters: Any, model: str = MODEL, rank: Optional[int] = None,
@@ -108,8 +118,8 @@ class Publisher(Laid):
 
     @_l.alone
     def moved(self):
-        """Tells the readers when parameters are elsewhere now: after an offload and load, .to(),
-        load_state_dict(assign=True), a resumed arena. publish calls it; True: they did."""
+        """Tells the readers where the parameters are, if they moved: by an offload and load, by .to(), by
+        load_state_dict(assign=True), or with a resumed arena. Returns whether they did. publish() calls it."""
         return self._moved()
 
     def _moved(self):
@@ -137,8 +147,10 @@ class Publisher(Laid):
 
     @_l.alone
     def publish(self, version, stream=None, tensors=None):
-        """This rank's parameters hold `version` as soon as the stream (None: the current one) has
-        done what it was given so far. tensors: with copy=True, (name, tensor) of this version."""
+        """Announces that this rank's parameters hold `version`, a number greater than those before it. Engines can
+        read it once all ranks of the trainer have announced it; this call does not wait for engines. stream: the CUDA
+        stream of the last writes, None: the current one; readers wait for what it was given so far. tensors: with
+        copy=True, the (name, tensor) pairs of this version."""
         if tensors is not None and not isinstance(self._given, _p.Copies):
             raise TypeError("publish: tensors= is for a Publisher with copy=True")
         version = _l.number("version", version)
@@ -155,9 +167,10 @@ class Publisher(Laid):
 
     @_l.alone
     def deliver(self, version=None, groups=1, timeout=None):
-        """Until engines have the version (None: the last) or a newer one: so many groups, or those named
-        (one or several), which need not be there yet. Takes nothing back, so that late ones find it;
-        wait() does: all ranks call this before that. Raises DrayTimeout that names those missing."""
+        """Waits until engines have committed the version (None: the last one) or a newer one. groups: the number of
+        groups of engines, or the name of one, or a list of names; they need not be there yet. The version stays
+        published, so that engines that come late find it. wait() withdraws it; all ranks call deliver() before
+        wait(). Raises DrayTimeout, which names the groups that are missing."""
         version = self._published if version is None else version
         if version is None:
             raise ValueError("deliver: no version was published yet")
@@ -174,8 +187,9 @@ class Publisher(Laid):
 
     @_l.alone
     def wait(self, version=None, timeout=None):
-        """Before the next write: until readers of the version (None: the last) are done. How many
-        were dropped for it."""
+        """Withdraws the version (None: the last one) and waits until the groups of engines that read it are done. Call
+        it before the parameters are written to again. Groups that are not done when the timeout ends are dropped:
+        they do not commit the version. Returns how many were dropped."""
         return self._wait(version, timeout)
 
     def _wait_for_readers(self):
@@ -192,14 +206,14 @@ class Publisher(Laid):
         return dropped.value
 
     async def deliver_async(self, *arguments: Any, **options: Any) -> None:
-        """deliver() of a coroutine: a thread waits, the event loop goes on."""
+        """deliver() for coroutines: a thread waits, and the event loop goes on."""
         await _l.in_thread(self.deliver, *arguments, **options)
 
     @_l.alone
     def wait_stream(self, version=None, stream=None):
-        """wait() of a CUDA stream (None: torch's current one): what is put into it from now on begins when the readers
-        are done, and this returns at once. The next call of this publisher raises what went wrong. DrayError
-        (EUNSUPPORTED): the parameters are on no GPU."""
+        """Makes a CUDA stream (None: torch's current one) wait as wait() does, and returns at once: what is put into
+        the stream from now on begins when the readers are done. The next call of this publisher raises what went wrong.
+        DrayError (EUNSUPPORTED): the parameters are on no GPU."""
         version = self._published if version is None else version
         if version is not None:
             if stream is None:
@@ -208,9 +222,9 @@ class Publisher(Laid):
                        _l.nanoseconds(self._timeout))
 
     def attach(self, optimizer, groups=None):
-        """The optimizer waits before each step: until readers are done, and before that until so many
-        groups, or those of these names, have what was published (groups: as deliver takes them; None:
-        none need). Returns the hook's handle."""
+        """Makes optimizer.step() wait, as wait() does, before it writes. groups: step() first calls deliver() with
+        these groups, so that they get every version; None: versions that no engine has begun to read are skipped.
+        Returns the handle of the hook, whose remove() ends this."""
         have = None  # what they have: a coordinator that is started later does not know of groups that have ended
 
         def wait(*_):
@@ -223,8 +237,9 @@ class Publisher(Laid):
 
     @_l.alone
     def release(self, timeout=None):
-        """Before the memory is given back (dray.gpu.release): takes it back from all readers. Raises
-        DrayError (ETIMEDOUT) that names those who still have it mapped. Either way publish offers it again."""
+        """Takes the parameters' memory back from all readers. Call it before the memory is freed (dray.gpu.release).
+        Raises DrayTimeout, which names the readers that still have the memory mapped. In either case the next
+        publish() offers the memory again."""
         pins, count = (_l.Pin * 16)(), c.c_uint32()
         try:
             self._within("dray_publisher_release",

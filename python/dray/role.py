@@ -136,13 +136,15 @@ def _plain(value):
 
 
 class Role:
-    """This process, as a role of a run. What it is asked for is opened when it is asked for.
+    """This process as a role of a run. Sessions, the queue and the rest are opened when they are first used.
 
-    name, instance, rank, world, epoch, step: of the role, from the environment; step: the one that the run
-    goes on from, 0 in a new run. tasks: the names in $DRAY_TASK. config: the job as resolved, a dict.
-    folder: the run's. timeout: seconds that single calls may take (None: the job's limits.wait_seconds, or
-    60); samples are waited for as long as the run goes on. lost: rows that were finished, but had been taken
-    back or cleared meanwhile. ended: claim() found the queue's end."""
+    name, instance, rank, world, epoch: which process of the role this is, from the environment (docs/roles.md).
+    step: the step that the run goes on from; 0 in a new run.
+    tasks: the names in $DRAY_TASK. config: the resolved job, a dict. folder: the run's folder.
+    timeout: seconds that single calls may take; None: the job's limits.wait_seconds, or 60. Samples are waited for as
+    long as the run goes on.
+    lost: the number of rows that were finished here, but had been taken back or cleared meanwhile.
+    ended: whether claim() found the queue's end."""
 
     def __init__(self, timeout: Optional[float] = None):
         self._get("DRAY_ADDRESS")
@@ -305,9 +307,9 @@ class Role:
 
     def publisher(self, parameters: Any, optimizer: Any = None, model: str = MODEL,
                   **options: Any) -> Union[Publisher, Kept]:
-        """A trainer's: weights.Publisher of this rank. optimizer: waits before its steps for readers. Where the
-        schedule keeps two versions for engines (one_step_async), one that publishes each from a copy, without a snapshot
-        and deltas: its engines have the version between, which is of the other copy, where such a delta begins."""
+        """For a trainer: the dray.Publisher of this rank. optimizer: its steps wait for readers (Publisher.attach).
+        Options are those of Publisher. Where the schedule keeps two versions for engines (one_step_async), each version
+        is published from a copy of its own; snapshot and delta are ignored then."""
         kept = self.rules.kept if model == MODEL and self.rules else 1
         if kept > 1:
             for name in ("snapshot", "delta", "delta_dtype"):
@@ -324,13 +326,13 @@ class Role:
                          timeout=self.timeout, **options)
 
     def subscriber(self, blocks: Any = (), model: str = MODEL, **options: Any) -> Subscriber:
-        """An engine's: weights.Subscriber of this rank; the ranks of this instance are its group."""
+        """For an engine: the dray.Subscriber of this rank, whose group are the ranks of this instance."""
         return Subscriber(blocks, model, self.group, self.rank, self.world, context=self.context("engine"),
                           timeout=self.timeout, **options)
 
     def weights(self, blocks: Any = (), model: str = MODEL, **options: Any) -> Weights:
-        """An engine's: the versions that the run's schedule wants, of this rank; the ranks of this instance take them
-        together.
+        """For an engine: takes the versions that the run's schedule wants into this rank's memory, together with the
+        other ranks of this instance. blocks: as Subscriber takes them.
 
             weights = role.weights(model)
             for batch in role.batches():
@@ -341,8 +343,8 @@ class Role:
         return Weights(self, blocks, model, **options)
 
     def engines(self, model: str = MODEL) -> list:
-        """The engines that take the model's weights, a dict each: name, version (0: none yet), ranks,
-        state, serving, ..., as `dray status --json` has them."""
+        """The engines that take the model's weights: for each a dict with name, version (0: none yet), ranks, state,
+        serving and what else `dray status --json` has of it."""
         out = c.c_void_p()
         self._any()._beside("dray_context_status", c.byref(out))
         groups = json.loads(_l.take(out)).get("groups", [])
@@ -352,8 +354,8 @@ class Role:
         return next(iter(self._contexts.values()), None) or self.context()
 
     def report(self, kind: str, **numbers: Any) -> None:
-        """Tells the run's view and metrics.jsonl: "step" with a step's numbers, or a kind of one's own. Of
-        several ranks rank 0's."""
+        """Posts a report to the run's view and to metrics.jsonl: "step" with the numbers of a step, or a kind of your
+        own. Reports of other ranks than rank 0 are left out."""
         if self.rank == 0:
             self._any()._beside("dray_report_post", _l.text(kind), json.dumps(_plain(numbers)).encode())
 
@@ -540,15 +542,16 @@ class Role:
                 count: Union[None, int, Mapping[str, int]] = None, *, up_to: bool = True, policy: str = "fifo",
                 framework: str = "numpy", copy: Optional[bool] = None, split: bool = False,
                 **claim: Any) -> Iterator[Batch]:
-        """Claimed batches of the task (None: those of $DRAY_TASK; of several, the first that has rows), until
-        the queue ends, or SIGTERM. Asking for the next one commits the last, with what was set.
+        """Iterates over batches that are claimed for the task, until the queue ends or SIGTERM comes. When the loop
+        asks for the next batch, the last one is committed with the columns that were set.
 
-        columns: read before the body gets the batch; others of the task are read when it asks for them.
-        count: rows at most, for all tasks or {task: rows} (not said: the job's micro_batch for the task, or
-        32); up_to=False: exactly so many, but at the end of a partition.
-        split: of several ranks each gets its part of the rows. framework, copy: see columns.Rows. Further
-        keywords are those of Queue.claim: policy="group", ...
-        A batch whose rows were taken back, or cleared, meanwhile is left out, and counted in `lost`."""
+        task: its name, or several, of which the first that has rows is taken; None: those of $DRAY_TASK.
+        columns: those that are read before the loop gets the batch; it may read the task's others at any time.
+        count: the most rows of a batch, a number or {task: number}; None: the job's micro_batch for the task, or 32.
+        up_to=False: exactly so many rows, but for the last batch of a partition.
+        split: of a role with several ranks, each rank gets its part of the rows. framework, copy: see columns.Rows.
+        Further keywords are those of Queue.claim, such as policy="group".
+        A batch whose rows were taken back or cleared meanwhile is not committed, and its rows are counted in `lost`."""
         if isinstance(columns, str):
             raise ValueError(f"columns: a list of names expected, found {columns!r}")
         options = self._options(task, count, policy, up_to, claim)
@@ -574,9 +577,9 @@ class Role:
     def claim(self, task: Union[None, str, Sequence[str]] = None, count: Union[int, Mapping[str, int]] = 1, *,
               wait: bool = True, policy: str = "fifo", framework: str = "numpy", copy: Optional[bool] = None,
               **claim: Any) -> Optional[Batch]:
-        """At most `count` rows, for a loop of one's own that has several batches in hand, as continuous batching has:
-        it calls commit() and free() of each by itself. Of several tasks the first one that has rows. None: there is
-        nothing now (wait=False), the queue has ended (`ended`), or SIGTERM came. Of a role of one rank."""
+        """Claims at most `count` rows, for a loop that has several batches in hand, as continuous batching has; the
+        loop calls commit() and free() of each. task: as batches() takes it. Returns None when there are no rows now
+        (wait=False), when the queue has ended (`ended` is True then), and when SIGTERM came. For roles of one rank."""
         if self.world > 1:
             raise DrayError(_l.EUNSUPPORTED, f"role {self.name}: one rank expected, found {self.world} (use batches())")
         options, how = self._options(task, count, policy, True, claim), _How(framework, copy, False, False)
@@ -693,7 +696,7 @@ class Role:
     def saver(self, model: Any, optimizer: Any = None, config: Optional[str] = None) -> Callable:
         """For steps(save=): the model's parameters, torch's optimizer's state (whole or
         DTensors, each rank its part) and the files, as a checkpoint that `dray run --resume` goes on from.
-        config: the model's config.json."""
+        config: the text of the model's config.json."""
         def save(number, files):
             parts = {}
             if optimizer is not None:
@@ -706,8 +709,8 @@ class Role:
         return save
 
     def restore(self, model: Any, optimizer: Any = None) -> bool:
-        """Reads what saver's function wrote of the step that the run goes on from, each rank its part; False:
-        a new run."""
+        """Reads the checkpoint of the step that the run goes on from, which the function of saver() wrote, into the
+        model and the optimizer; each rank reads its part. Returns False in a new run, which has none."""
         if self.step == 0 and not (self.folder / "checkpoints" / "latest").exists():
             return False
         version, path = latest(self.folder / "checkpoints")

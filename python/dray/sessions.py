@@ -14,8 +14,11 @@ MODEL = "policy"  # the name of the model where none is given
 
 
 class Context(_l.Opened):
-    """A session with the coordinator (`dray serve`): one a process is enough. address: None takes
-    $DRAY_ADDRESS; role: "trainer" or "engine". Any threads may use it at once."""
+    """A session with the coordinator (`dray serve`). One session for each process is enough. address: None takes
+    $DRAY_ADDRESS. role: "trainer" for publishers, "engine" for subscribers; None: the role of the token, or "task".
+    name: of this process in messages and in `dray status`; None: the name of its script. timeout: seconds for which
+    this waits for a coordinator
+    that does not listen yet, and for which calls wait that give no timeout. Several threads may use it at once."""
     _frees = "dray_close"
 
     def __init__(self, address: Optional[str] = None, role: Optional[str] = None, rank: int = 0,
@@ -27,12 +30,12 @@ class Context(_l.Opened):
         call("dray_open", options, c.byref(self.pointer))
 
     def barrier(self, name: str, count: int, timeout: Optional[float] = None) -> None:
-        """Until so many sessions have entered the barrier of this name."""
+        """Waits until `count` sessions have entered the barrier of this name."""
         self._beside("dray_barrier", _l.text(name), count, _l.nanoseconds(timeout))
 
     @property
     def member(self) -> int:
-        """The id that the coordinator gave."""
+        """The id that the coordinator gave this session."""
         return self._number("dray_context_member")
 
     def _open(self, opened, function, *arguments):
@@ -43,8 +46,8 @@ class Context(_l.Opened):
             call(function, self.pointer, *arguments, c.byref(opened.pointer))
 
     def close(self) -> None:
-        """Ends the session, what was opened through it before it. DrayError (EBUSY): a call is under way in another
-        thread."""
+        """Closes what was opened through the session, and ends the session. DrayError (EBUSY): a call is under way in
+        another thread."""
         for each in [self, *self._all_opened()]:
             each._use.check_idle()
         self._close_opened()

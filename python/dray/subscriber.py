@@ -23,24 +23,33 @@ _SPANS = {"dray_update_weights": "weights update", "dray_prefetch_weights": "wei
 
 
 class Subscriber(Laid):
-    """This rank's part of an engine; the ranks of `group` (`world` of them) take versions together.
+    """One rank of an engine, whose memory takes versions of the weights. All ranks of an engine are a group, and take a
+    version together or not at all.
 
         subscriber = dray.Subscriber(model)
         report = subscriber.update()
-    model, rank, world, context: as Publisher's.
-    blocks: Block, a rectangle each (views of fused parameters are as good as whole ones; engine_blocks
-    makes them for SGLang and vLLM), what record() returned (its first update goes by load_weights and is
-    compared), or a module (or its named_parameters(), with buffers also those
-    that its state_dict() has), (name, tensor) pairs or a mapping: whole tensors. What the engine
-    replaced since the last update (.to(), load_state_dict(assign=True)) is laid out anew by the next
-    one: of a module, and of Blocks whose tensor is a function; tensors and views that are not their
-    parameters' memory any more are refused as far as that can be seen (DrayError, ESTALE).
-    load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors that are good until it
-    returns, bucket by bucket, at most bucket_bytes of them. load_device: "cuda": they come into memory of the GPU that
-    is current, without a stop in the host's; "cpu": into the host's.
-    tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
-    meta-device state dict give them.
-    One thread at a time, but for note_step; close(), too, is refused while another one's call is under way (EBUSY)."""
+
+    blocks: one of these:
+      - a module, or its named_parameters(), (name, tensor) pairs or a mapping of names to tensors: whole tensors under
+        the checkpoint's names. With buffers=True the buffers that a module's state_dict() has are taken, too.
+      - Blocks, a rectangle each, also of fused parameters. engine_blocks() makes them for SGLang and vLLM.
+      - what record() returned. Its first update goes by load_weights, and is compared.
+    Parameters that the engine has replaced since the last update, by .to() or load_state_dict(assign=True), are found
+    by the next update in a module, and in Blocks whose tensor is a function. Other tensors and views are refused
+    (DrayError, ESTALE) when they are no longer their parameters' memory, as far as that can be seen.
+    model: the name under which the trainer publishes.
+    group: the name of this engine. Each engine has a name of its own, which its ranks share.
+    rank, world: this rank of the engine, and the number of its ranks; None: as Publisher's.
+    context: the session with the coordinator. None: the one at $DRAY_ADDRESS that all subscribers of this process
+    share.
+    load: the engine's load_weights, in the place of blocks. It is called with lists of (name, tensor), of at most
+    bucket_bytes each. The tensors are whole, and can be used until it returns. load_device: "cuda": they come into
+    memory of the current GPU without a stop in the host's; "cpu": into the host's.
+    tensors: those that `load` takes, as {name: (shape, dtype)} or {name: tensor}: dray.weights.tensors("qwen3-8b"), or
+    a state dict on the meta device.
+    timeout: seconds that each call may take which is given none.
+    One thread at a time uses it, but for note_step. close(), too, is refused (EBUSY) while a call of another thread is
+    under way."""
     _frees = "dray_subscriber_close"
 
     def __init__(self, blocks: Any = (), model: str = MODEL, group: str = "engine",
@@ -200,23 +209,32 @@ class Subscriber(Laid):
                path: Union[str, os.PathLike, None] = None, path_version: int = 0,
                bucket_bytes: int = 0, verify: bool = True, timeout: float = 60.0, ctas: int = 0,
                copy_engines: bool = False, peers: bool = True, nccl_bytes: int = 0) -> dict:
-        """Takes the newest version (waits for one >= min_version), together with the other ranks of
-        the group; the report. mode: auto, tensor (trainers of this host), distributed (of others,
-        too), or disk (the checkpoint at `path`, which holds path_version). Beside inference: ctas
-        bounds the thread blocks that move on this GPU, copy_engines spares them. nccl_bytes: GPU memory
-        for what comes over NCCL, beside bucket_bytes; 0: 1 GiB. Raises DrayError;
-        ETORN: bytes had been overwritten, the next update repairs it; else all is as it was."""
+        """Takes the newest version, together with the other ranks of the group, which all call this. Waits until there
+        is a version of at least min_version. Returns the report, a dict: version, mode, bytes, copies, wait_seconds,
+        total_seconds (without wait_seconds), pause_seconds, verified_tensors, and the other numbers of C's
+        dray_update_report (include/dray/subscriber.h; _ns there is _seconds here).
+
+        mode: "tensor" reads trainers on this host, "distributed" those on other hosts, too, and "disk" the checkpoint
+        at `path`, which holds version path_version; "auto" takes the first of these that can be done. strategy:
+        "direct", or by a bucket of at most bucket_bytes: "bucket", "parameter". verify: compare checksums with the
+        trainer's. Beside inference on the same GPU: ctas bounds the number of thread blocks that move bytes, and
+        copy_engines=True moves large pieces without them. nccl_bytes: GPU memory for what comes over NCCL, beside
+        bucket_bytes; 0: 1 GiB.
+        peers: other engines of this host may be read, too. timeout: seconds for all of it, None: the subscriber's.
+
+        Raises DrayError. ETORN: memory was overwritten in part, and the next update repairs it. After any other error
+        the memory is as it was."""
         return self._run("dray_update_weights",
                          self._options(mode, strategy, min_version, path, path_version, bucket_bytes,
                                        verify, timeout, ctas, copy_engines, peers, nccl_bytes))
 
     async def update_async(self, *arguments: Any, **options: Any) -> dict:
-        """update() of a coroutine: a thread moves the bytes, the event loop goes on. Other calls of this
-        subscriber are refused (EBUSY) meanwhile; where the coroutine is cancelled, the update goes on."""
+        """update() for coroutines: a thread moves the bytes, and the event loop goes on. Other calls of this subscriber
+        are refused (EBUSY) meanwhile. When the coroutine is cancelled, the update goes on."""
         return await _l.in_thread(self.update, *arguments, **options)
 
     async def prefetch_async(self, **options: Any) -> dict:
-        """prefetch() of a coroutine, as update_async."""
+        """prefetch() for coroutines, as update_async() is update()."""
         return await _l.in_thread(self.prefetch, **options)
 
     def update_weights_from_tensor(self, **options: Any) -> dict:
@@ -229,13 +247,15 @@ class Subscriber(Laid):
 
     def update_weights_from_disk(self, path: Union[str, os.PathLike], version: int = 0,
                                  **options: Any) -> dict:
-        """update(mode="disk"): needs no trainer. path: a file or folder of safetensors."""
+        """update(mode="disk"), which needs no trainer. path: a file or folder of safetensors; version: the number of
+        the version that it holds."""
         return self.update(mode="disk", path=path, path_version=version, **options)
 
     @_l.alone
     def start(self, *arguments: Any, **options: Any) -> None:
-        """Begins an update (its arguments) without blocking. Afterwards poll() until it returns True, and
-        finish(). fileno(), to be called after start, is readable when poll() has work."""
+        """Begins an update, with the arguments of update(), and does not wait. Call poll() until it returns True, then
+        finish(), which returns the report. The descriptor fileno(), asked for after start(), is readable when poll()
+        has work to do."""
         self._start("dray_update_start", self._options(*arguments, **options))
 
     @_l.alone
@@ -253,6 +273,7 @@ class Subscriber(Laid):
 
     @_l.alone
     def poll(self) -> bool:
+        """Works on what start() or start_commit() began, for about 2 ms at most. Returns whether it has ended."""
         if not self.pointer:
             self._use._refuse_closed()
         error = _l.Error()
@@ -261,6 +282,7 @@ class Subscriber(Laid):
 
     @_l.alone
     def finish(self) -> dict:
+        """The report of what start() or start_commit() began and poll() has ended. Raises DrayError, as update()."""
         report = _l.UpdateReport()
         try:
             self._within("dray_update_finish", c.byref(report))
@@ -274,9 +296,9 @@ class Subscriber(Laid):
         return self._dict(report)
 
     def prefetch(self, **options: Any) -> dict:
-        """Brings a version (options as of update) into spare memory, while the engine serves the one
-        that it has; commit() swaps. Together with the other ranks, both. prefetch_seconds: what moves
-        between GPUs is spread over this time, so that inference is hardly slower meanwhile. A recorded engine takes
+        """Brings a version into spare memory, while the engine serves the version that it has; commit() puts it into
+        place. All ranks of the group call both. Options and report are those of update(). prefetch_seconds: copies
+        between GPUs are spread over this time, so that inference is hardly slower meanwhile. A recorded engine takes
         versions by update() until its recording is certified."""
         return self._run("dray_prefetch_weights", self._options(**options))
 
@@ -286,12 +308,13 @@ class Subscriber(Laid):
         return self._run("dray_commit_weights", self._options(min_version=min_version, timeout=timeout))
 
     def drop_prefetched(self) -> None:
-        """Frees the spare memory."""
+        """Frees the spare memory of prefetches; what was prefetched is gone."""
         self._call("dray_prefetch_drop")
 
     @property
     def version(self) -> int:
-        """That the group holds as a whole; 0: none yet. Raises DrayError (ETORN) for a torn group."""
+        """The version that all ranks of the group hold; 0: none yet. Raises DrayError (ETORN) when the group is
+        torn."""
         version, _, torn = self._held()
         if torn:
             raise DrayError(_l.ETORN, "the group is torn: the next update repairs it")
@@ -307,17 +330,19 @@ class Subscriber(Laid):
         return self._number("dray_subscriber_fd")
 
     def release_mappings(self) -> None:
-        """Between updates: unmaps what its publishers want back."""
+        """Unmaps memory that publishers want back. Call it from time to time where updates are rare."""
         self._call("dray_subscriber_release_mappings")
 
     def note_step(self, seconds: float) -> None:
-        """A step of decoding took so long: reports say by how much updates slowed steps down."""
+        """Reports that a step of decoding took so many seconds. The reports of updates then say by how much they slowed
+        decoding down. Any thread may call it."""
         with self._use.briefly():
             self._within("dray_subscriber_note_step", int(seconds * 1e9))
 
     @_l.alone
     def verify(self) -> None:
-        """Compares the memory with what the last update brought."""
+        """Compares this rank's memory with what the last update brought. DrayError (ECHECKSUM): it differs; the message
+        names the first tensor."""
         self._still("the last update wrote")
         self._within("dray_subscriber_verify")
 
