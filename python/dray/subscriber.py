@@ -168,14 +168,14 @@ class Subscriber(Laid):
 
     @staticmethod
     def _options(mode="auto", strategy="direct", min_version=0, path=None, path_version=0,
-                 bucket_bytes=0, verify=True, timeout=60.0, ctas=0, copy_engines=False, peers=True,
+                 bucket_bytes=0, verify=True, timeout=None, ctas=0, copy_engines=False, peers=True,
                  nccl_bytes=0, prefetch_seconds=0.0):
         _l.check_word("mode", mode, MODES)
         _l.check_word("strategy", strategy, STRATEGIES)
         return _l.UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
                               min_version=_l.number("min_version", min_version), path=path and os.fspath(path).encode(),
                               path_version=_l.number("path_version", path_version), bucket_bytes=bucket_bytes,
-                              no_verify=int(not verify), timeout_ns=_l.nanoseconds(timeout),
+                              no_verify=int(not verify), timeout_ns=_timeout_ns(timeout),
                               no_peers=int(not peers), ctas=ctas, copy_engines=int(copy_engines),
                               nccl_bytes=nccl_bytes, prefetch_seconds=prefetch_seconds)
 
@@ -207,7 +207,7 @@ class Subscriber(Laid):
 
     def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
                path: Union[str, os.PathLike, None] = None, path_version: int = 0,
-               bucket_bytes: int = 0, verify: bool = True, timeout: float = 60.0, ctas: int = 0,
+               bucket_bytes: int = 0, verify: bool = True, timeout: Optional[float] = None, ctas: int = 0,
                copy_engines: bool = False, peers: bool = True, nccl_bytes: int = 0) -> dict:
         """Takes the newest version, together with the other ranks of the group, which all call this. Waits until there
         is a version of at least min_version. Returns the report, a dict: version, mode, bytes, copies, wait_seconds,
@@ -259,8 +259,8 @@ class Subscriber(Laid):
         self._start("dray_update_start", self._options(*arguments, **options))
 
     @_l.alone
-    def start_commit(self, min_version: int = 0, timeout: float = 60.0) -> None:
-        """Begins a commit without blocking, as start() begins an update."""
+    def start_commit(self, min_version: int = 0, timeout: Optional[float] = None) -> None:
+        """Begins a commit() and does not wait, as start() begins an update."""
         self._start("dray_commit_start", self._options(min_version=min_version, timeout=timeout))
 
     def _start(self, function, options):
@@ -302,9 +302,11 @@ class Subscriber(Laid):
         versions by update() until its recording is certified."""
         return self._run("dray_prefetch_weights", self._options(**options))
 
-    def commit(self, min_version: int = 0, timeout: float = 60.0) -> dict:
-        """What was prefetched becomes what the engine serves: memory of an arena, or of dray's own, is exchanged, the rest
-        copied and verified. Nothing on the GPU may use the weights meanwhile. pause_seconds: all of it."""
+    def commit(self, min_version: int = 0, timeout: Optional[float] = None) -> dict:
+        """Puts the prefetched version into place, together with the other ranks of the group. Memory of an arena, or of
+        dray's own, is exchanged; the rest is copied and verified. Nothing on the GPU may use the weights meanwhile: the
+        report's pause_seconds is the time that it took. DrayError (ENOENT): nothing was prefetched, or an older version
+        than min_version."""
         return self._run("dray_commit_weights", self._options(min_version=min_version, timeout=timeout))
 
     def drop_prefetched(self) -> None:
@@ -346,9 +348,15 @@ class Subscriber(Laid):
         self._still("the last update wrote")
         self._within("dray_subscriber_verify")
 
-    def leave(self, timeout: float = 60.0) -> None:
-        """Before the engine ends: off the routers' list, and until no other engine reads from it."""
+    def leave(self, timeout: Optional[float] = None) -> None:
+        """Takes the engine out of the list of those that serve, and waits until no other engine reads its memory. Call
+        it before the engine ends."""
         self._call("dray_subscriber_leave", _l.nanoseconds(timeout), None)
+
+
+def _timeout_ns(timeout):
+    """The timeout of an update in nanoseconds, for which the library takes 0 as the subscriber's."""
+    return 0 if timeout is None else max(1, _l.nanoseconds(timeout))
 
 
 def _bucket(bucket, cuda):

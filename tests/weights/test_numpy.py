@@ -9,7 +9,7 @@ from begin import coordinator, seed
 
 import numpy as np
 
-from dray import DrayError
+from dray import DrayError, DrayTimeout
 from dray.weights import Block, Context, Publisher, Subscriber, empty
 from served import refused
 
@@ -130,6 +130,19 @@ def plain_pairs():
             publisher.wait()
 
 
+def timeouts():
+    """A call that is given no timeout takes its subscriber's, and with 0 it waits for nobody."""
+    begun = time.monotonic()
+    with Context(role="engine") as engine, \
+            Subscriber({"w": np.zeros(4, np.float32)}, "nobody", "timeouts", context=engine, timeout=0.2) as subscriber:
+        for given in ({}, {"timeout": None}, {"timeout": 0}):
+            for wait in (subscriber.update, subscriber.prefetch):
+                refused(DrayTimeout, "nobody", wait, **given)
+        refused(DrayError, "prefetched", subscriber.commit)
+        subscriber.leave()
+    assert time.monotonic() - begun < 30
+
+
 def imports():
     seen = subprocess.check_output([sys.executable, "-c", "import dray, sys; dray.__version__; "
                                     "print('torch' in sys.modules, 'numpy' in sys.modules)"],
@@ -144,4 +157,5 @@ with coordinator():
     moves("half", "float32", "float16")
     plain_pairs()
     refusals()
+    timeouts()
 assert "torch" not in sys.modules
