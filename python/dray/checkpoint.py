@@ -88,6 +88,16 @@ def _bytes(name, data):
     return bytes(data)
 
 
+def _check_config(config):
+    """Elsewhere in this package `config` is a path: here it is what the file has in it."""
+    try:
+        found = {} if config is None else json.loads(config)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"config: the text of a config.json, a JSON object, expected, found {str(config)[:80]!r}")
+
+
 def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context: Optional[Context] = None,
          rank: int = 0, world: int = 1, parts: Optional[Mapping[str, Any]] = None,
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
@@ -106,6 +116,7 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
     deltas: how many versions in a row are kept as what changed since the version before."""
     parts, files = dict(parts or {}), {n: _bytes(n, d) for n, d in (files or {}).items()}
     stay = [_l.number("stay", each) for each in stay]
+    _check_config(config)
     layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
     lives = [layout.live() for layout in layouts]
     kept = (c.c_uint64 * max(1, len(stay)))(*stay)

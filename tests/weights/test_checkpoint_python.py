@@ -43,6 +43,8 @@ with tempfile.TemporaryDirectory() as top:
     model, optimizer = trainer()
     write(folder, 0, model, optimizer)  # nothing was trained: the optimizer has no state yet
     train(model, optimizer, 3)
+    for path in ("config.json", '"config.json"'):  # of which elsewhere a path is expected
+        refused(ValueError, "the text of a config.json", write, folder, 3, model, optimizer, config=path)
     write(folder, 3, model, optimizer, config=json.dumps({"model_type": "none"}))
     version, path = dray.checkpoint.latest(folder)
     assert version == 3 and path.name == "step-000003", path
