@@ -345,6 +345,15 @@ def number(what, value):
     return found
 
 
+def known_options(kind, given, own=()):
+    """Refuses names that the options do not have (a structure of the library's), which ctypes would take for other
+    attributes. own: those that are set in another way."""
+    known = [name for name, _ in kind._fields_ if name not in ("size", *own)]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"unknown keyword {name!r}; known: {', '.join(sorted(known))}")
+
+
 def check_word(what, word, known):
     if word not in known:
         raise ValueError(f"{what}: one of {', '.join(known)} expected, found {word!r}")

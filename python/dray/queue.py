@@ -49,6 +49,7 @@ class Refill:
 _CLAIM = {name for name, _ in _l.ClaimOptions._fields_}
 _DURABILITY = ("none", "checkpoint", "journal")
 _ON_LOSS = ("refill", "shrink_group", "drop_group")
+_GIVEN = ("tasks", "task_count", "on_loss", "durability", "provisional", "provisional_count")  # in words of their own
 _PADS = _l.POLICIES.index("token_balanced")  # this policy and all later ones pad
 _CAUSES = ("failed", "stale", "rolled_back", "bytes_lost")
 
@@ -296,9 +297,11 @@ class Queue:
         if tasks is not None:
             found = [(key, *(t if not isinstance(t, Task) else (t.needs, t.writes)))
                      for key, t in tasks.items()]
-            for key, needs, *_ in found:
-                if isinstance(needs, str):
-                    raise ValueError(f"task {key}: lists of columns expected, found {needs!r}")
+            for key, *columns in found:
+                for names in columns:
+                    if isinstance(names, str):
+                        raise ValueError(f"task {key}: lists of columns expected, found {names!r}")
+            _l.known_options(_l.QueueOptions, more, _GIVEN)
             array = (_l.QueueTask * max(1, len(found)))()
             for at, (key, needs, *writes) in zip(array, found):
                 writes = list(writes[0]) if writes else []

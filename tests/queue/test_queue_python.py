@@ -92,6 +92,10 @@ def check_refusals(queue):
     wrong(TypeError, "capacity_rows", dray.Queue, capacity_rows=3)
     assert "rollout" in refused("ENOENT", queue.claim, "rolout")
     refused("ETIMEDOUT", queue.claim, "rollout", timeout=0.01)
+    # A misspelt option is no attribute of a structure, and a text no list of columns.
+    wrong(TypeError, "unknown keyword 'capacity_row'", dray.Queue, "misspelt", tasks=TASKS, capacity_row=8)
+    for columns in (("prompt", ["score"]), (["prompt"], "score")):
+        wrong(ValueError, "lists of columns", dray.Queue, "text", tasks={"reward": columns})
     assert "p" not in [p["name"] for p in queue.status()["partitions"]]
 
 
