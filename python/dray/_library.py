@@ -339,7 +339,10 @@ def nanoseconds(seconds):
 
 def number(what, value):
     """A version, or another number of 64 bits without a sign. ctypes would give the library the lowest 64 bits of any other."""
-    found = operator.index(value)
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}: a whole number expected, found {value!r:.80}") from None
     if not 0 <= found < 1 << 64:
         raise ValueError(f"{what}: a number from 0 to 2**64 - 1 expected, found {found}")
     return found

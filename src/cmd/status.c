@@ -227,9 +227,7 @@ int cmd_status(int argc, char **argv)
     dray_error error;
     int status = ask(a.address, &object, &error);
     if (status == DRAY_ECLOSED)
-        return cmd_failf("status",
-                         "%s ('dray serve' and 'dray run' start a coordinator; --connect ADDRESS "
-                         "or $DRAY_ADDRESS says where it is)",
+        return cmd_failf("status", "%s (--connect ADDRESS or $DRAY_ADDRESS says where one is)",
                          error.message);
     if (status)
         return cmd_refuse("status", &error);

@@ -133,6 +133,9 @@ static int begin_session(dray_context *context, int64_t deadline_ns, dray_error 
 {
     dray__channel *channel;
     int status = dray__channel_connect(context->address, deadline_ns, &channel, error);
+    if (status == DRAY_ECLOSED)
+        return dray__fail_prefix(error, status,
+                                 "no session with a coordinator, which `dray serve` starts: ");
     if (status)
         return status;
     status = say_hello(context, channel, deadline_ns, error);
@@ -221,8 +224,8 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
     if (!address || !address[0])
         return dray__fail(error, DRAY_EINVALID,
-                          "no coordinator's address: neither options.address nor $DRAY_ADDRESS, "
-                          "which `dray serve` prints");
+                          "no coordinator's address is given: set $DRAY_ADDRESS to the one that "
+                          "`dray serve` prints, or give an address to this call");
     dray_context *context = calloc(1, sizeof *context);
     if (!context)
         return dray__nomem(error);

@@ -96,6 +96,12 @@ def check_refusals(queue):
     wrong(TypeError, "unknown keyword 'capacity_row'", dray.Queue, "misspelt", tasks=TASKS, capacity_row=8)
     for columns in (("prompt", ["score"]), (["prompt"], "score")):
         wrong(ValueError, "lists of columns", dray.Queue, "text", tasks={"reward": columns})
+    with dray.Queue("two", tasks={"reward": (["prompt"], ["score", "notes"])}):
+        assert "task reward, which writes score, notes, found scores" in refused(
+            "EEXIST", dray.Queue, "two", tasks={"reward": (["prompt"], ["scores"])})
+        assert "task reward, which needs prompt, found none" in refused(
+            "EEXIST", dray.Queue, "two", tasks={"reward": ([], ["score", "notes"])})
+    assert "queue nowhere is not there yet" in refused("ETIMEDOUT", dray.Queue, "nowhere", timeout=0.01)
     assert "p" not in [p["name"] for p in queue.status()["partitions"]]
 
 

@@ -143,6 +143,26 @@ def timeouts():
     assert time.monotonic() - begun < 30
 
 
+def not_there():
+    """An update without a version says what there is of the model: no trainer, some of its ranks, or an older version."""
+    target = {"w": np.zeros(4, np.float32)}
+    with Context(role="trainer") as trainer, Context(role="engine", timeout=20) as engine:
+        def missing(model, group, words, **options):
+            with Subscriber(target, model, group, context=engine) as subscriber:
+                refused(DrayTimeout, [f"group {group}: no version", f"of {model} was published; {words}"],
+                        subscriber.update, timeout=0.1, **options)
+        missing("early", "early", "no trainer has a publisher of that model open")
+        with Publisher(target, "greeting", context=trainer) as publisher:
+            missing("greetnig", "misspelt", "no trainer has a publisher of that model open; did you mean 'greeting'?")
+            missing("greeting", "idle", "its trainer has not published one on all of its 1 ranks")
+            publisher.publish(3)
+            missing("greeting", "late", "the newest is 3", min_version=4)
+            refused(DrayError, "a version greater than 3", publisher.publish, 3)
+            refused(TypeError, "version: a whole number expected, found 1.5", publisher.publish, 1.5)
+        with Publisher(target, "half", 0, 2, context=trainer):
+            missing("half", "half", "1 of 2 ranks of its trainer have opened")
+
+
 def imports():
     seen = subprocess.check_output([sys.executable, "-c", "import dray, sys; dray.__version__; "
                                     "print('torch' in sys.modules, 'numpy' in sys.modules)"],
@@ -158,4 +178,5 @@ with coordinator():
     plain_pairs()
     refusals()
     timeouts()
+    not_there()
 assert "torch" not in sys.modules

@@ -390,7 +390,11 @@ void dray__waiter_timed_out(dray__waiter *w, dray_error *error)
                    w->why.code ? w->why.message : "other inserts wait for capacity",
                    holder[0] ? "; " : "", holder);
     } else {
-        dray__fail(error, DRAY_ETIMEDOUT, "%s: there is no queue %s", name, w->name);
+        dray__fail(
+            error, DRAY_ETIMEDOUT,
+            "queue %s is not there yet: the first process that opens it with its tasks makes "
+            "it",
+            w->name);
     }
 }
 

@@ -246,6 +246,31 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
     return true;
 }
 
+/* Writes names of columns: "prompt, response", or "none". */
+static void list_names(const dray__table *table, const uint32_t *columns, const char *const *names,
+                       uint32_t count, char *out, size_t capacity)
+{
+    snprintf(out, capacity, "none");
+    for (uint32_t i = 0, used = 0; i < count && used < capacity; i++)
+        used += (uint32_t)snprintf(out + used, capacity - used, "%s%s", i ? ", " : "",
+                                   columns ? table->columns[columns[i]].name : names[i]);
+}
+
+/* Compares the columns that a task needs, or writes (`does`), with those that a caller gives. */
+static int check_names(const dray__table *table, const dray__qtask *task, const char *does,
+                       const uint32_t *columns, uint32_t count, const char *const *names,
+                       uint32_t name_count, dray_error *error)
+{
+    char expected[160], found[160];
+    if (same_names(table, columns, count, names, name_count))
+        return DRAY_OK;
+    list_names(table, columns, NULL, count, expected, sizeof expected);
+    list_names(table, NULL, names, name_count, found, sizeof found);
+    return dray__fail(error, DRAY_EEXIST,
+                      "queue %s is open with other tasks: of task %s, which %s %s, found %s",
+                      table->name, task->name, does, expected, found);
+}
+
 #define STORE_WORD(number, name) [DRAY_BACKEND_##number] = #name,
 
 /* A setting of the queue, and the value that an opening request has for it; 0 when the request
@@ -283,14 +308,13 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
         uint32_t t = 0;
         dray__table_task(table, tasks[i].name, &t, NULL); /* it exists: checked above */
         const dray__qtask *task = &table->tasks[t];
-        if (!same_names(table, task->needs, task->needs_count, tasks[i].needs,
-                        tasks[i].needs_count))
-            return dray__fail(error, DRAY_EEXIST, "queue %s is open with other needs of task %s",
-                              table->name, task->name);
-        if (!same_names(table, task->writes, task->writes_count, tasks[i].writes,
-                        tasks[i].writes_count))
-            return dray__fail(error, DRAY_EEXIST, "queue %s is open with other writes of task %s",
-                              table->name, task->name);
+        int rc = check_names(table, task, "needs", task->needs, task->needs_count, tasks[i].needs,
+                             tasks[i].needs_count, error);
+        if (!rc)
+            rc = check_names(table, task, "writes", task->writes, task->writes_count,
+                             tasks[i].writes, tasks[i].writes_count, error);
+        if (rc)
+            return rc;
     }
     const dray__settings *own = &table->settings;
     const setting all[] = {

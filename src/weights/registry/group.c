@@ -753,24 +753,6 @@ static void missing(const struct group *group, bool vote, char *out, size_t capa
     }
 }
 
-/* Fills the error of an update without a version: there was none, or it was withdrawn. */
-static void no_version(const struct group *group, uint64_t min, dray_error *error)
-{
-    for (const struct trainer *trainer = group->model->trainers; trainer; trainer = trainer->next)
-        for (const struct version *v = trainer->versions; v; v = v->next) {
-            if (v->number < min || v->published < trainer->set.world)
-                continue;
-            dray__fail(error, DRAY_ETIMEDOUT,
-                       "group %s: version %" PRIu64 " of %s was published and withdrawn%s%s before "
-                       "the group could read it (dray_publisher_deliver waits for groups)",
-                       group->name, v->number, group->model->name, trainer->broken ? ": " : "",
-                       trainer->broken ? trainer->reason : "");
-            return;
-        }
-    dray__fail(error, DRAY_ETIMEDOUT, "group %s: no version >= %" PRIu64 " of %s was published",
-               group->name, min, group->model->name);
-}
-
 bool dray__reg_group_expired(dray__registry *r, struct registrant *entry, void *ticket, bool gone)
 {
     struct group *group = entry->group;
@@ -784,7 +766,7 @@ bool dray__reg_group_expired(dray__registry *r, struct registrant *entry, void *
             dray__fail(&error, DRAY_ETIMEDOUT, "group %s: %s did not begin the update", group->name,
                        who);
         else
-            no_version(group, entry->begin.wish.min_version, &error);
+            dray__reg_no_version(r, group, entry->begin.wish.min_version, &error);
         begin_refuse(r, entry, &error);
         return true;
     }

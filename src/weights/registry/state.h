@@ -322,6 +322,10 @@ struct version *dray__reg_newest(const struct model *model, uint64_t min, struct
  * reports.
  */
 const struct version *dray__reg_latest(const struct model *model, const struct trainer **trainer);
+/* Fills the error of an update without a version from `min` on: it was withdrawn, or what there is
+ * of the model instead. */
+void dray__reg_no_version(const dray__registry *r, const struct group *group, uint64_t min,
+                          dray_error *error);
 bool dray__reg_ready(const struct trainer *trainer, const struct version *version);
 
 /* ---- summed.c: the sums of a version, which may arrive after its announcement */

@@ -1,6 +1,7 @@
 /* Publishers: trainers, incarnations, versions, and the wait before the next write. */
 #include "base/error.h"
 #include "base/log.h"
+#include "base/words.h"
 #include "weights/registry/state.h"
 
 #include <inttypes.h>
@@ -210,6 +211,60 @@ const struct version *dray__reg_latest(const struct model *model, const struct t
     return NULL;
 }
 
+/* Writes "; did you mean 'policy'?" for the name of a model that no trainer has, or "". */
+static void nearest_model(const dray__registry *r, const char *name, char *out, size_t capacity)
+{
+    const char *names[64];
+    size_t count = 0;
+    for (const struct model *m = r->models; m && count < 64; m = m->next)
+        if (m->trainers)
+            names[count++] = m->name;
+    dray__word_hint(name, names, count, out, capacity);
+}
+
+/* Writes what there is of the model: its newest version, or a trainer without one, or the nearest
+ * name of another model. */
+static void describe(const dray__registry *r, const struct model *model, char *out, size_t capacity)
+{
+    const struct trainer *trainer = NULL;
+    const struct version *newest = dray__reg_latest(model, &trainer);
+    char hint[128];
+    for (trainer = model->trainers; trainer && trainer->broken; trainer = trainer->next)
+        ;
+    if (newest) {
+        snprintf(out, capacity, "the newest is %" PRIu64, newest->number);
+    } else if (trainer && !trainer->incarnation) {
+        snprintf(out, capacity, "%" PRIu32 " of %" PRIu32 " ranks of its trainer have opened",
+                 trainer->set.present, trainer->set.world);
+    } else if (trainer) {
+        snprintf(out, capacity, "its trainer has not published one on all of its %" PRIu32 " ranks",
+                 trainer->set.world);
+    } else {
+        nearest_model(r, model->name, hint, sizeof hint);
+        snprintf(out, capacity, "no trainer has a publisher of that model open%s", hint);
+    }
+}
+
+void dray__reg_no_version(const dray__registry *r, const struct group *group, uint64_t min,
+                          dray_error *error)
+{
+    char found[200];
+    for (const struct trainer *trainer = group->model->trainers; trainer; trainer = trainer->next)
+        for (const struct version *v = trainer->versions; v; v = v->next) {
+            if (v->number < min || v->published < trainer->set.world)
+                continue;
+            dray__fail(error, DRAY_ETIMEDOUT,
+                       "group %s: version %" PRIu64 " of %s was published and withdrawn%s%s before "
+                       "the group could read it (dray_publisher_deliver waits for groups)",
+                       group->name, v->number, group->model->name, trainer->broken ? ": " : "",
+                       trainer->broken ? trainer->reason : "");
+            return;
+        }
+    describe(r, group->model, found, sizeof found);
+    dray__fail(error, DRAY_ETIMEDOUT, "group %s: no version >= %" PRIu64 " of %s was published; %s",
+               group->name, min, group->model->name, found);
+}
+
 /* Forgets versions, except those with readers or waiters, those being published, and the newest
  * complete one. */
 static void prune(dray__registry *r, struct trainer *trainer)
@@ -249,9 +304,9 @@ int dray__reg_publish(dray__registry *r, struct registrant *entry, uint64_t numb
                           trainer->model->name, entry->rank);
     if (entry->has_published && number <= entry->published)
         return dray__fail(error, DRAY_EINVALID,
-                          "publisher of %s: version %" PRIu64 " after %" PRIu64
-                          ": versions grow within an incarnation",
-                          trainer->model->name, number, entry->published);
+                          "publisher of %s: a version greater than %" PRIu64
+                          ", which it published last, expected, found %" PRIu64,
+                          trainer->model->name, entry->published, number);
     struct version *version;
     return announce(r, trainer, entry, number, checked, sums, &version, error);
 }
