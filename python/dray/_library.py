@@ -6,6 +6,7 @@ import operator
 import os
 import pathlib
 import struct
+import sys
 import threading
 
 from . import _declared as declared
@@ -355,6 +356,12 @@ def known_options(kind, given, own=()):
     for name in given:
         if name not in known:
             raise TypeError(f"unknown keyword {name!r}; known: {', '.join(sorted(known))}")
+
+
+def program_name():
+    """The name of this process where none is given: its script's; None: what the library finds, "python"."""
+    script = os.path.basename((getattr(sys, "argv", None) or [""])[0])
+    return script if script.isprintable() and script[:1] not in ("", "-") else None
 
 
 def check_word(what, word, known):

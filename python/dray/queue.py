@@ -93,11 +93,11 @@ class Session:
 
     def __init__(self, name: str, address: Optional[str] = None, role: Optional[str] = "task",
                  rank: int = 0, timeout: float = 60.0, options: Optional[_l.QueueOptions] = None,
-                 session: str = "python"):
+                 session: Optional[str] = None):
         self.context, self.queue, self._shapes = c.c_void_p(), c.c_void_p(), {}
         self._pid = os.getpid()
         call("dray_open",
-             _l.Options(address=text(address), name=text(session), role=text(role), rank=rank,
+             _l.Options(address=text(address), name=text(session or _l.program_name()), role=text(role), rank=rank,
                         timeout_ns=_l.nanoseconds(timeout)), c.byref(self.context))
         try:
             call("dray_queue_open", self.context, text(name),
@@ -281,7 +281,8 @@ class Queue:
     """A queue of the coordinator. With `tasks` ({name: (needs, writes)}) it is created if it does not exist;
     without, the constructor waits until it exists. Use it from one thread at a time, and not after a fork.
 
-    session: the name of this process in messages and `dray status`. role None: the token's role.
+    session: the name of this process in messages and `dray status`; None: the name of its script. role None: the
+    token's role.
     on_loss: "refill", "shrink_group" or "drop_group"; durability: "none", "checkpoint" or "journal";
     further keywords are those of dray_queue_options: max_attempts, capacity_rows, batch_rows, ..."""
 
@@ -289,7 +290,7 @@ class Queue:
                  role: Optional[str] = "task", rank: int = 0, timeout: float = 60.0,
                  tasks: Optional[Mapping[str, Union[Task, Sequence[Sequence[str]]]]] = None,
                  on_loss: str = "refill", durability: str = "none",
-                 provisional: Iterable[str] = (), session: str = "python", **more: Any):
+                 provisional: Iterable[str] = (), session: Optional[str] = None, **more: Any):
         self._pins = None
         _l.check_word("on_loss", on_loss, _ON_LOSS)
         _l.check_word("durability", durability, _DURABILITY)

@@ -26,7 +26,7 @@ class Context(_l.Opened):
         self._open_as("the session")
         self._opened = weakref.WeakSet()  # what must end before it does
         options = _l.Options(address=address and address.encode(), role=role and role.encode(),
-                             name=name and name.encode(), rank=rank, timeout_ns=_l.nanoseconds(timeout))
+                             name=_l.text(name or _l.program_name()), rank=rank, timeout_ns=_l.nanoseconds(timeout))
         call("dray_open", options, c.byref(self.pointer))
 
     def barrier(self, name: str, count: int, timeout: Optional[float] = None) -> None:

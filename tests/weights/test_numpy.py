@@ -151,6 +151,8 @@ def not_there():
             with Subscriber(target, model, group, context=engine) as subscriber:
                 refused(DrayTimeout, [f"group {group}: no version", f"of {model} was published; {words}"],
                         subscriber.update, timeout=0.1, **options)
+                taken = refused(DrayError, "is taken by test_numpy.py", Subscriber, target, model, group, context=engine)
+                assert taken.name == "EEXIST"
         missing("early", "early", "no trainer has a publisher of that model open")
         with Publisher(target, "greeting", context=trainer) as publisher:
             missing("greetnig", "misspelt", "no trainer has a publisher of that model open; did you mean 'greeting'?")
