@@ -31,7 +31,8 @@ typedef struct checkpoint {
     sums dtypes[MOST_DTYPES], all;
     bool has_config;
     dray_model_config config;
-    json_t *problems; /* tensors that the files lack, or hold otherwise than the configuration */
+    dray_error unknown; /* why dray does not know the model of config.json; code 0: it does */
+    json_t *problems;   /* tensors that the files lack, or hold otherwise than the configuration */
 } checkpoint;
 
 static uint64_t elements_of(const dray_tensor_info *tensor)
@@ -137,7 +138,10 @@ static int load_config(checkpoint *c, const char *path, dray_error *error)
         return DRAY_OK;
     int status = dray_model_config_load(config, &c->config, error);
     c->has_config = !status;
-    return status;
+    if (status != DRAY_EUNSUPPORTED)
+        return status;
+    c->unknown = *error;
+    return DRAY_OK;
 }
 
 static json_t *shape_json(const dray_tensor_info *tensor)
@@ -210,11 +214,12 @@ static void print_json(const checkpoint *c, const char *path, bool complete)
                                           (json_int_t)c->dtypes[i].tensors, "parameters",
                                           (json_int_t)c->dtypes[i].elements, "bytes",
                                           (json_int_t)c->dtypes[i].bytes));
-    cmd_json_line(json_pack("{s:s, s:s?, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:O}", "checkpoint",
-                            path, "base", c->base, "files", files, "tensors",
-                            (json_int_t)c->all.tensors, "parameters", (json_int_t)c->all.elements,
-                            "bytes", (json_int_t)c->all.bytes, "dtypes", dtypes, "model",
-                            model_json(c), "complete", complete, "problems", c->problems));
+    cmd_json_line(
+        json_pack("{s:s, s:s?, s:o, s:I, s:I, s:I, s:o, s:o, s:o, s:O}", "checkpoint", path, "base",
+                  c->base, "files", files, "tensors", (json_int_t)c->all.tensors, "parameters",
+                  (json_int_t)c->all.elements, "bytes", (json_int_t)c->all.bytes, "dtypes", dtypes,
+                  "model", model_json(c), "complete",
+                  c->unknown.code ? json_null() : json_boolean(complete), "problems", c->problems));
 }
 
 static void print_text(const checkpoint *c, bool complete)
@@ -245,8 +250,8 @@ static void print_text(const checkpoint *c, bool complete)
                "model", m->family, (long long)m->layers, (long long)m->hidden_size,
                (long long)m->intermediate_size, (long long)m->heads, (long long)m->head_dim,
                (long long)m->kv_heads, (long long)m->vocab_size, m->tied ? ", tied" : "");
-    printf("\n%-11s %s", "complete", complete ? "yes" : "no");
-    if (!c->has_config)
+    printf("\n%-11s %s", "complete", c->unknown.code ? "not known" : complete ? "yes" : "no");
+    if (!c->has_config && !c->unknown.code)
         printf(" as far as the files say: there is no config.json beside them");
     printf("\n");
     size_t i, all = json_array_size(c->problems);
@@ -278,6 +283,8 @@ static int inspect(checkpoint *c, const arguments *a)
         print_json(c, a->path.items[0], complete);
     else
         print_text(c, complete);
+    if (c->unknown.code)
+        return cmd_fail("inspect", &c->unknown);
     return complete ? CMD_OK : CMD_FAILED;
 }
 
@@ -297,7 +304,8 @@ int cmd_inspect(int argc, char **argv)
         .most = 1,
         .doc = "Prints what a safetensors checkpoint holds: a file, an index, or a folder with "
                "either.\vFails when the files are not sound, or when a config.json is beside "
-               "them and they do not hold exactly that model's tensors."};
+               "them and they do not hold exactly that model's tensors, or dray does not know "
+               "the model."};
     arguments a = {0};
     cmd_parse(&usage, argc, argv, &a);
     checkpoint c = {.problems = json_array()};
