@@ -355,8 +355,8 @@ void dray__reporter_summary(dray__reporter *self, const dray__folder *folder, co
     if (strcmp(outcome, "stopped") == 0 && rows->checkpoint >= 0)
         printf("go on:      dray run --resume %s\n", folder->path);
     if (rows->checkpoint >= 0)
-        printf("checkpoint: %s/checkpoints/step-%06lld (transformers loads it; dray inspect looks "
-               "into it)\n",
+        printf("checkpoint: %s/checkpoints/step-%06lld (dray inspect looks into it; transformers "
+               "loads it where the built-in trainer wrote it)\n",
                folder->path, (long long)rows->checkpoint);
     printf("report:     %s/report.html (a page for the browser)\n"
            "timeline:   %s/trace.json (open it at https://ui.perfetto.dev; dray trace %s)\n"
