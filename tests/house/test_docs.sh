@@ -3,7 +3,7 @@
 #   ```sh long    not run here but in `make soak` (soak_docs.sh): make's targets, the presets and dray's
 #   ```sh gpu     commands in it must exist; gpu: run where there is one
 #   ```c          must compile as the body of a file
-# Relative links must lead somewhere, and the picture of updates be that of the table.
+# Relative links must lead somewhere, the picture of updates be that of the table, and variables be described.
 set -u
 cd "$DRAY_SOURCE_DIR"
 work=$(mktemp -d)
@@ -80,6 +80,11 @@ for page in README.md CONTRIBUTING.md docs/*.md; do
     for link in $(grep -oE '\]\([^)#]+' "$page" | sed 's/^](//' | grep -v '://'); do
         [ -e "$(dirname "$page")/$link" ] || complain "$page: '$link' leads nowhere"
     done
+done
+# Every variable that the library or the program reads is in a table of docs/.
+for variable in $(grep -rhoE 'getenv\("DRAY_[A-Z_]+"' src | grep -oE 'DRAY_[A-Z_]+' | sort -u); do
+    grep -qE "^\|.*\`$variable\`.*\|" docs/cli.md docs/roles.md docs/objects.md ||
+        complain "docs/cli.md: no line for the variable $variable, which src/ reads"
 done
 # The README's picture shows the README's table.
 if command -v python3 >/dev/null; then
