@@ -144,14 +144,15 @@ def timeouts():
 
 
 def not_there():
-    """An update without a version says what there is of the model: no trainer, some of its ranks, or an older version."""
+    """An update without a version says what there is of the model: no trainer, some of its ranks, an older version."""
     target = {"w": np.zeros(4, np.float32)}
     with Context(role="trainer") as trainer, Context(role="engine", timeout=20) as engine:
         def missing(model, group, words, **options):
             with Subscriber(target, model, group, context=engine) as subscriber:
                 refused(DrayTimeout, [f"group {group}: no version", f"of {model} was published; {words}"],
                         subscriber.update, timeout=0.1, **options)
-                taken = refused(DrayError, "is taken by test_numpy.py", Subscriber, target, model, group, context=engine)
+                taken = refused(DrayError, "is taken by test_numpy.py", Subscriber, target, model, group,
+                                context=engine)
                 assert taken.name == "EEXIST"
         missing("early", "early", "no trainer has a publisher of that model open")
         with Publisher(target, "greeting", context=trainer) as publisher:
