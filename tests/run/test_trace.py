@@ -70,7 +70,7 @@ def planted_stalls():
 
 
 def record_turns(library, folder, label, spans):
-    """One span behind the other: (kind, cause or 0, name, step, seconds)."""
+    """One span behind the other: (kind, cause or 0, name, step, seconds or a function that takes them)."""
     dray = ctypes.CDLL(library)
     assert dray.dray_trace_open(f"{folder}/trace/{label}-0-1.spans".encode(), f"{label} 0".encode(), None) == 0
     for kind, cause, name, step, seconds in spans:
@@ -78,9 +78,14 @@ def record_turns(library, folder, label, spans):
             dray.dray_trace_wait(cause, name, ctypes.c_int64(step))
         else:
             dray.dray_trace_enter(kind, name, ctypes.c_int64(step))
-        time.sleep(seconds)
+        seconds() if callable(seconds) else time.sleep(seconds)
         dray.dray_trace_leave()
     assert dray.dray_trace_open(None, None, None) == 0
+
+
+def reached(path):
+    while not path.exists():
+        time.sleep(0.005)
 
 
 def plant(folder, tracks):
@@ -119,15 +124,27 @@ def waits_for_readers():
     """A trainer that waits for an engine in Python, and both wait nearly all of the time: their waits are listed all the
     same, and the reader is named; a grader's are not, and not those of one that works."""
     folder = work / "readers"
+    waits, read = work / "trainer-waits", work / "engine-read"
+
+    def await_the_reader():
+        waits.touch()
+        reached(read)
+
+    def read_while_the_trainer_waits():
+        reached(waits)
+        time.sleep(0.02)
+        read.touch()
+
     readers, samples = CAUSE_NUMBERS["readers"], CAUSE_NUMBERS["samples"]
-    plant(folder, {"trainer": [(0, 0, b"publish", 1, 0.01), (1, readers, b"wait for readers", 1, 0.5)],
-                   "engine": [(2, 0, b"weights update", 1, 0.02), (1, samples, b"queue claim", -1, 0.4)],
+    plant(folder, {"trainer": [(0, 0, b"publish", 1, 0.01), (1, readers, b"wait for readers", 1, await_the_reader),
+                               (1, samples, b"queue claim", -1, 0.5)],
+                   "engine": [(2, 0, b"weights update", 1, read_while_the_trainer_waits),
+                              (1, samples, b"queue claim", -1, 0.4)],
                    "grader": [(0, 0, b"reward", -1, 0.01), (1, samples, b"queue claim", -1, 0.6)],
                    "worker": [(0, 0, b"evaluate", -1, 0.5)]})
     found = trace(folder)
-    waits = {b["process"]: b for b in found["bubble"]}
-    check(waits.keys() == {"trainer 0", "engine 0"}, f"readers: {found['bubble']}")
-    check(waits["trainer 0"]["by"] == "engine 0", f"readers: {waits['trainer 0']}")
+    check({b["process"] for b in found["bubble"]} == {"trainer 0", "engine 0"}, f"readers: {found['bubble']}")
+    check([b["by"] for b in found["bubble"] if b["cause"] == "readers"] == ["engine 0"], f"readers: {found['bubble']}")
 
 
 # ---- trace.json ------------------------------------------------------------------------------------
