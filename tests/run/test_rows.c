@@ -74,6 +74,32 @@ TEST(evaluations)
     dray__job_free(job);
 }
 
+/* Rewards of any sign: the first evaluation is the first one, also where it is below 0. */
+TEST(evaluations_below_zero)
+{
+    dray_error error;
+    dray__job *job;
+    dray__rows rows;
+    char name[64];
+    const char *const settings[] = {"steps=2", "eval.every=1", NULL};
+    snprintf(name, sizeof name, "%s/job.yaml", path);
+    OK(dray__job_load(name, settings, 2, &job, NULL, &error));
+    dray__folder folder = {.rows = json_array()};
+    snprintf(folder.path, sizeof folder.path, "%s", path);
+    OK(dray__rows_open(&folder, job, &rows, &error));
+    assert_int_equal(rows.first_accuracy_step, -1);
+    take(&rows, "{\"kind\": \"ready\", \"step\": 0, \"reward_mean\": 0.5}");
+    take(&rows, "{\"kind\": \"eval\", \"step\": 0, \"version\": 0, \"accuracy\": -1.5}");
+    take(&rows, "{\"kind\": \"step\", \"step\": 1, \"tokens\": 1}");
+    take(&rows, "{\"kind\": \"eval\", \"step\": 1, \"version\": 1, \"accuracy\": -0.5}");
+    assert_true(rows.first_accuracy == -1.5 && rows.first_accuracy_step == 0);
+    assert_true(rows.last_accuracy == -0.5 && rows.last_accuracy_step == 1);
+    OK(dray__rows_end(&rows, &error));
+    dray__rows_free(&rows);
+    json_decref(folder.rows);
+    dray__job_free(job);
+}
+
 FIXTURE(make_folder)
 {
     return mkdtemp(path) ? 0 : -1;

@@ -321,7 +321,7 @@ static void summary_json(dray__reporter *self, const dray__folder *folder, const
                                folder->path, "updates", (json_int_t)rows->update_count,
                                "update_bytes", (json_int_t)rows->update_bytes,
                                "update_seconds_median", dray__rows_median_update(rows));
-    if (object && rows->first_accuracy >= 0) {
+    if (object && rows->first_accuracy_step >= 0) {
         json_object_set_new(object, "accuracy_first", json_real(rows->first_accuracy));
         json_object_set_new(object, "accuracy_last", json_real(rows->last_accuracy));
     }
@@ -340,10 +340,10 @@ void dray__reporter_summary(dray__reporter *self, const dray__folder *folder, co
     double mean = rows->update_count ? (double)rows->update_bytes / (double)rows->update_count : 0;
     printf("\n%s after %lld of %lld steps.\n", outcome,
            (long long)(rows->last_step > 0 ? rows->last_step : 0), (long long)self->job->steps);
-    if (rows->first_accuracy >= 0 && rows->last_accuracy_step == rows->first_accuracy_step)
+    if (rows->first_accuracy_step >= 0 && rows->last_accuracy_step == rows->first_accuracy_step)
         printf("reward (held-out, greedy): %.3f at step %lld, not looked at since\n",
                rows->first_accuracy, (long long)rows->first_accuracy_step);
-    else if (rows->first_accuracy >= 0)
+    else if (rows->first_accuracy_step >= 0)
         printf("reward (held-out, greedy): %.3f at step %lld -> %.3f at step %lld\n",
                rows->first_accuracy, (long long)rows->first_accuracy_step, rows->last_accuracy,
                (long long)rows->last_accuracy_step);

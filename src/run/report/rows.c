@@ -23,7 +23,7 @@ static void take_earlier(dray__rows *rows, const json_t *row)
     rows->length = dray__json_number(row, "response_length_mean");
     if (!json_is_number(accuracy))
         return;
-    if (rows->first_accuracy < 0) {
+    if (rows->first_accuracy_step < 0) {
         rows->first_accuracy = json_number_value(accuracy);
         rows->first_accuracy_step = step;
     }
@@ -40,8 +40,8 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .last_step = -1,
                         .version = -1,
                         .checkpoint = -1,
-                        .first_accuracy = -1,
-                        .last_accuracy = -1,
+                        .first_accuracy_step = -1,
+                        .last_accuracy_step = -1,
                         .update_stride = 1,
                         .mark_ns = dray__now(),
                         .pending = json_array(),

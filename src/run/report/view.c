@@ -229,7 +229,7 @@ static void add_accuracy(canvas *c, const dray__rows *rows)
         add_line(c, "  held-out          %.3f at step %lld (%.3f at step %lld)",
                  rows->last_accuracy, (long long)rows->last_accuracy_step, rows->first_accuracy,
                  (long long)rows->first_accuracy_step);
-    else if (rows->last_accuracy >= 0)
+    else if (rows->last_accuracy_step >= 0)
         add_line(c, "  held-out          %.3f at step %lld", rows->last_accuracy,
                  (long long)rows->last_accuracy_step);
 }
