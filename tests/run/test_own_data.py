@@ -46,4 +46,21 @@ warned = [e["message"] for e in said if e["event"] == "warning"]
 check(len(warned) == 1 and "is below the" in warned[0] and "unlearns" in warned[0], f"unlearns: {done.stdout} {done.stderr}")
 done = run(work / "learns", *unlearn, "--set", "actor.lr=1e-6", json_lines=True)
 check('"warning"' not in done.stdout, f"learns: {done.stdout}")
+
+# Rewards of any size: the summary begins with the first evaluation, also of one below 0, and the error of a mean of
+# such rewards is not known.
+job_file.write_text(TINY)
+(work / "falls.py").write_text('''import sys
+for number, line in enumerate(sys.stdin):
+    print(float(sys.argv[1]) - number * 0.001, flush=True)
+''')
+for begin, name in ((-3, "below"), (50, "above")):
+    command = f"{sys.executable} falls.py {begin}"
+    done = run(work / name, *words(("reward.rule=command", f"reward.command={command}")), json_lines=True)
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    seen = [row["eval_accuracy"] for row in rows(work / name) if "eval_accuracy" in row]
+    end = said[-1] if said else {}
+    check(done.returncode == 0 and len(seen) == 3, f"{name}: {done.stderr}")
+    check((end.get("accuracy_first"), end.get("accuracy_last")) == (seen[0], seen[-1]), f"{name}: {seen}, {end}")
+    check(not [e for e in said if e["event"] == "warning"], f"{name}: {done.stdout}")
 finish()

@@ -57,12 +57,13 @@ static void note(dray__reporter *self, const char *event, json_t *object)
 }
 
 /* Returns whether the last accuracy is below the first by more than two standard errors, computed
- * as if prompts were drawn anew for each evaluation. */
+ * as if prompts were drawn anew for each evaluation. The error of a mean follows from the mean
+ * alone for rewards from 0 to 1 only, so means of other rewards are not judged. */
 static bool unlearned(const dray__reporter *self)
 {
     double first = self->rows.first_accuracy, last = self->rows.last_accuracy;
     double variance = (first * (1 - first) + last * (1 - last)) / (double)self->job->eval.prompts;
-    return first >= 0 && last >= 0 && last < first &&
+    return self->rows.first_accuracy_step >= 0 && last >= 0 && first <= 1 && last < first &&
            (first - last) * (first - last) > 4 * variance;
 }
 
