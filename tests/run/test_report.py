@@ -48,6 +48,20 @@ for said in ("</script><script>document.x=1</script>", "<!--<script>"):
     events = data_of(other / "report.html")["runs"][0]["events"]
     check([e["message"] for e in events] == [said], f"a tag: {events}")
 
+# Times are those of a clock that has run for a hundred days, and are not rounded to what a float has bits for.
+late = 100 * 86400 * 10**9
+lines = [{"event": "queue", "at": late + k * 10**7, "step": 0, "columns": {"prompt": k}} for k in range(50)]
+lines += [{"event": "engine_update", "role": "engine.0", "at": late + 5 + k * 10**7, "version": k, "bytes": 1,
+           "seconds": 1, "pause_seconds": 1} for k in range(50)]
+(other / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+check(report(other).returncode == 0, "late times")
+shown = data_of(other / "report.html")["runs"][0]
+for name, at, first in (("queue", shown["queue"]["at"], 0), ("updates", shown["updates"]["engine.0"]["at"], 5)):
+    seen = [value + shown["since_ns"] for value in numbers(at, 50)]
+    right = all(abs(value - late - first - k * 10**7) < 10**5 for k, value in enumerate(seen))
+    check(len(seen) == 50 and right, f"late times: {name}: {seen}")
+check(numbers(shown["queue"]["columns.prompt"], 50) == list(range(50)), f"late times: {shown['queue']}")
+
 for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an object"),
                                 ("events.jsonl", "{\n", "line 1"),
                                 ("metrics.jsonl", '{"step": "x"}\n', "metrics.jsonl: line 1: expected a row"),

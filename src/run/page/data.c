@@ -168,13 +168,24 @@ static int take_row(void *user, json_t *row, const char *path, dray_error *error
 /* ---- events ---------------------------------------------------------------------------------- */
 
 typedef struct happened {
-    json_t *events;  /* events for readers */
-    json_t *updates; /* "engine.0" -> a table (see below) */
+    json_t *events;   /* events for readers */
+    int64_t since_ns; /* the time of the first update or look at the queue, from which the times of
+                         all of them are counted; 0 when there is none */
+    json_t *updates;  /* "engine.0" -> a table (see below) */
     table *engines;
     char (*labels)[64];
     uint32_t engine_count;
     table queue;
 } happened;
+
+/* Returns the time of an event since the first one. The page's floats have 24 bits, which are too
+ * few for the nanoseconds of a clock that has run for days. */
+static double time_of(happened *h, const json_t *event)
+{
+    int64_t at = dray__json_integer(event, "at");
+    h->since_ns = h->since_ns ? h->since_ns : at;
+    return (double)(at - h->since_ns);
+}
 
 static void take_update(happened *h, const json_t *event)
 {
@@ -196,7 +207,8 @@ static void take_update(happened *h, const json_t *event)
         h->engines[i] = (table){0};
         snprintf(h->labels[h->engine_count++], sizeof(*labels), "%s", role);
     }
-    static const char *const keys[] = {"at", "version", "bytes", "seconds", "pause_seconds"};
+    static const char *const keys[] = {"version", "bytes", "seconds", "pause_seconds"};
+    put(&h->engines[i], "at", time_of(h, event));
     for (size_t k = 0; k < sizeof(keys) / sizeof(keys[0]); k++)
         put(&h->engines[i], keys[k], dray__json_number(event, keys[k]));
     h->engines[i].rows++;
@@ -211,7 +223,8 @@ static int take_event(void *user, json_t *event, const char *path, dray_error *e
     if (strcmp(what, "engine_update") == 0) {
         take_update(h, event);
     } else if (strcmp(what, "queue") == 0) {
-        put_object(&h->queue, "", event, 0);
+        put(&h->queue, "at", time_of(h, event));
+        put_object(&h->queue, "columns.", json_object_get(event, "columns"), 0);
         h->queue.rows++;
     } else if (json_array_size(h->events) < EVENTS_MOST) {
         json_array_append(h->events, event);
@@ -336,6 +349,7 @@ int dray__page_run(const char *folder, uint32_t points, json_t **out, dray_error
         dray__json_set(&run, "updates", write_updates(&h, points / 4));
         dray__json_set(&run, "queue", write_table(&h.queue, stride_of(&h.queue, points / 4)));
         dray__json_set(&run, "queue_rows", json_integer(h.queue.rows));
+        dray__json_set(&run, "since_ns", json_integer(h.since_ns));
         dray__json_set(&run, "events", json_incref(h.events));
         if (!run)
             rc = dray__nomem(error);
