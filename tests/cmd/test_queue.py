@@ -83,6 +83,8 @@ with coordinator() as folder:
         done = dray("queue", "load", "-p", "bad", "--seal", path, folder)
         assert done.returncode == 1 and f"{folder}, behind line 0: Is a directory" in done.stderr, done
     assert '"bad"' not in must("queue", "stat", "--json")
+    done = dray("queue", "insert", "-p", "bad", "-T", "step", input='{"a": 1, "step": 1}\n{"a": 1}')
+    assert done.returncode == 1 and "row 2 has no number 'step'" in done.stderr, done.stderr
     done = dray("keeper", env=dict(os.environ, DRAY_DATA_ADDRESS="1" * 80))
     assert done.returncode == 2 and "$DRAY_DATA_ADDRESS" in done.stderr, done.stderr
     done = dray("keeper", env={k: v for k, v in os.environ.items() if k != "DRAY_ADDRESS"})

@@ -186,7 +186,7 @@ static int take_tags(const queue_arguments *a, json_t *rows, json_t *out, dray_e
             if (!json_is_number(value)) {
                 json_decref(numbers);
                 return cmd_error(error, DRAY_EINVALID, "row %zu has no number '%.200s' for a tag",
-                                 i, a->tags.items[k]);
+                                 i + 1, a->tags.items[k]);
             }
             json_array_append(numbers, value);
             json_object_del(row, a->tags.items[k]);
