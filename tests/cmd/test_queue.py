@@ -85,6 +85,14 @@ with coordinator() as folder:
     assert '"bad"' not in must("queue", "stat", "--json")
     done = dray("queue", "insert", "-p", "bad", "-T", "step", input='{"a": 1, "step": 1}\n{"a": 1}')
     assert done.returncode == 1 and "row 2 has no number 'step'" in done.stderr, done.stderr
+    # `insert` puts all rows or none, also where they are more than `load` puts at a time.
+    must("queue", "open", "--queue", "small", "--task", "t:a", "--capacity-rows", "1500")
+    small = ("queue", "insert", "--queue", "small", "-p", "p")
+    done = dray(*small, input="".join('{"a": %d}\n' % i for i in range(1501)))
+    assert done.returncode == 1, done.stderr
+    assert json.loads(must("queue", "stat", "--queue", "small", "--json"))["rows"] == 0
+    must(*small, input="".join('{"a": %d}\n' % i for i in range(1500)))
+    assert json.loads(must("queue", "stat", "--queue", "small", "--json"))["rows"] == 1500
     done = dray("keeper", env=dict(os.environ, DRAY_DATA_ADDRESS="1" * 80))
     assert done.returncode == 2 and "$DRAY_DATA_ADDRESS" in done.stderr, done.stderr
     done = dray("keeper", env={k: v for k, v in os.environ.items() if k != "DRAY_ADDRESS"})

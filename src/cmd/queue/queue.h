@@ -22,6 +22,7 @@ typedef struct queue_arguments {
     int64_t epoch, round, rank, ranks, peer, peers, token_cap, micro_rows;
     int policy, on_loss, durability;
     bool up_to, seal, json, open;
+    bool whole;    /* insert: all rows in one step */
     json_t *input; /* the rows that insert and load put */
 } queue_arguments;
 

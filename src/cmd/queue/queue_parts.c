@@ -213,7 +213,7 @@ static dray_row_tag *tags_of(const queue_arguments *a, json_t *tags, size_t firs
 static int insert_rows(const queue_arguments *a, dray_queue *queue, json_t *rows, dray_error *error)
 {
     size_t all = json_array_size(rows), group = (size_t)a->group_size, done = 0;
-    size_t step = BATCH_ROWS / group ? BATCH_ROWS / group * group : group;
+    size_t step = a->whole ? all : BATCH_ROWS / group ? BATCH_ROWS / group * group : group;
     cmd_types *types;
     progress p = {0};
     json_t *tags = json_object();
@@ -327,7 +327,9 @@ static int read_named_file(const queue_arguments *a, uint32_t i, json_t *rows, d
 int cmd_queue_insert(const queue_arguments *a, dray_queue *queue, dray_error *error)
 {
     (void)queue;
-    return put_words(a, read_word, error);
+    queue_arguments with = *a;
+    with.whole = true;
+    return put_words(&with, read_word, error);
 }
 
 int cmd_queue_load(const queue_arguments *a, dray_queue *queue, dray_error *error)
