@@ -72,6 +72,7 @@ with coordinator() as folder:
     must("queue", "wait", "-p", "p", "-w", "20")
     for bad, why in [('{"tokens": [3000000000]}', "cannot hold"), ('{"x": null}', "expected"),
                      ('{"bytes": {"base64": "A"}}', "base64"), ("[1]", "object"),
+                     ('{"a": 1}\n\0\0{"a": 2}', "line 2"), ('{"a": 1}\0{"a": 2}', "line 1"),
                      ('{"a": 1}\n{"a": "x"}', "row 2"), ('{"a": 1}\n{"b": 1}', "column")]:
         dtype = ["-d", "tokens=i32"] if "tokens" in bad else []
         done = dray("queue", "insert", "-p", "bad", *dtype, input=bad)

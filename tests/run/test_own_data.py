@@ -19,6 +19,7 @@ for lines, what in (
         (good + '{"prompt": "1=", "answer": "1234"}\n',
          "train.jsonl:21: an answer of 5 tokens (the end token among them) expected within "
          "rollout.max_new_tokens, 4"),
+        (good + "\0\0\0\0" + good, "train.jsonl:21: line 1, column"),
         ("\n", "train.jsonl: expected at least one line")):
     (work / "train.jsonl").write_text(lines)
     folder = work / "refused"

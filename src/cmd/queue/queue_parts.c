@@ -120,12 +120,13 @@ static int read_lines(FILE *file, const char *where, json_t *rows, dray_error *e
     char *line = NULL;
     size_t capacity = 0, number = 0;
     int rc = DRAY_OK;
-    while (rc == DRAY_OK && getline(&line, &capacity, file) >= 0) {
+    ssize_t length;
+    while (rc == DRAY_OK && (length = getline(&line, &capacity, file)) >= 0) {
         json_error_t why;
         number++;
-        if (line[strspn(line, " \t\r\n")] == 0)
+        if (strspn(line, " \t\r\n") == (size_t)length) /* zero bytes are no blank line */
             continue;
-        json_t *row = json_loads(line, JSON_REJECT_DUPLICATES, &why);
+        json_t *row = json_loadb(line, (size_t)length, JSON_REJECT_DUPLICATES, &why);
         if (!json_is_object(row)) {
             if (row)
                 snprintf(why.text, sizeof why.text, "an object expected, found another value");
@@ -310,7 +311,7 @@ static int put_words(const queue_arguments *a,
 
 static int read_word(const queue_arguments *a, uint32_t i, json_t *rows, dray_error *error)
 {
-    FILE *text = fmemopen((char *)a->words.items[i], strlen(a->words.items[i]) + 1, "r");
+    FILE *text = fmemopen((char *)a->words.items[i], strlen(a->words.items[i]), "r");
     char where[32];
     snprintf(where, sizeof where, "argument %u", (unsigned)i + 1);
     int rc = text ? read_lines(text, where, rows, error) : DRAY_ENOMEM;

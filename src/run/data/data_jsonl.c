@@ -80,7 +80,7 @@ static int read_lines(list *to, const char *path, dray_error *error)
     ssize_t length;
     int rc = DRAY_OK;
     for (uint64_t number = 1; !rc && (length = getline(&line, &room, file)) >= 0; number++)
-        if (line[strspn(line, " \t\r\n")])
+        if (strspn(line, " \t\r\n") < (size_t)length) /* zero bytes are no blank line */
             rc = add_line(to, line, (size_t)length, path, number, error);
     if (!rc && ferror(file))
         rc = dray__fail_errno(error, errno, "%s", path);
