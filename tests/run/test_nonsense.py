@@ -35,6 +35,13 @@ for wide, right in (("2", True), ("1", False), ("3", False)):
     check(not right or rows(folder)[1]["rewards"] == {"right": 1, "half": 1}, f"wide {wide}: {rows(folder)[-1]}")
     check((done.returncode == 0) == right and said in done.stderr, f"wide {wide}: {done.returncode}: {done.stderr}")
 
+# Rewards that are finite, with a sum that is not.
+job_file.write_text(TINY)
+done = run(work / "huge", *words((
+    "rewards=[{name: one, rule: command, command: 'while read -r line; do echo 3e38; done', weight: 1e6}]",
+    "steps=1", "limits.restarts=2")))
+check(done.returncode == 1 and "rewards: expected a sum" in done.stderr, f"huge: {done.returncode}: {done.stderr}")
+
 # Prompts as text, which a driver and a rollout of one's own may hand each other, but not the built-in grader.
 job_file.write_text(TINY + """
 roles:

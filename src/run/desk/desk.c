@@ -8,6 +8,7 @@
 #include "run/desk/reward.h"
 #include "run/fault.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,6 +126,21 @@ static int grade_row(const dray__host *host, dray_batch *batch, const char *colu
     return rc;
 }
 
+/* Adds up the row's rewards, each times its weight. Each is finite, but their sum may not be. */
+static int add_rewards(const desk *self, const float *each, float *out, dray_error *error)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < self->reward_count; i++)
+        sum += self->weights[i] * (double)each[i];
+    *out = (float)sum;
+    return isfinite(*out)
+               ? DRAY_OK
+               : dray__fail(error, DRAY_EFORMAT,
+                            "rewards: expected a sum, each times its weight, that is a finite "
+                            "number (single precision), found %g",
+                            sum);
+}
+
 /* A batch's rewards: `sums` has one number for each row, `each` one for each row and reward. Both
  * are in one allocation. */
 typedef struct graded {
@@ -151,10 +167,8 @@ static int grade(dray__host *host, dray_batch *batch, const char *const columns[
     for (uint32_t i = 0; i < rows && !rc; i++) {
         rc = grade_row(host, batch, columns[1], &prompts, &responses, i, each + (size_t)i * count,
                        error);
-        double sum = 0;
-        for (uint32_t j = 0; j < count && !rc; j++)
-            sum += self->weights[j] * (double)each[(size_t)i * count + j];
-        sums[i] = (float)sum;
+        if (!rc)
+            rc = add_rewards(self, each + (size_t)i * count, &sums[i], error);
     }
     double length = (double)responses.offsets[rows] / rows;
     dray__ragged_free(&prompts);
