@@ -550,6 +550,24 @@ TEST(rewards_of_a_command)
     dray__grader_close(grader);
 }
 
+/* Bytes that are no text reach a command as U+FFFD, in the prompt and the answer as in the
+ * response. */
+TEST(questions_of_any_bytes)
+{
+    char command[] = "read -r question; case $question in "
+                     "*p\xef\xbf\xbd*a\xef\xbf\xbd*r\xef\xbf\xbd*) echo 1;; *) echo 0;; esac";
+    dray__job job = {.reward = {DRAY__RULE_COMMAND, command, 20, 1}};
+    dray__grader *grader;
+    dray_error error;
+    float reward = 0;
+    (void)state;
+    assert_int_equal(dray__grader_open(&job.reward, &grader, &error), DRAY_OK);
+    if (dray__grade(grader, "p\xc8", "a\xff", "r\x80", &reward, &error))
+        fail_msg("%s", error.message);
+    near((double)reward, 1, 0);
+    dray__grader_close(grader);
+}
+
 /* A grader starts its command through "dray host --parent=... --exec COMMAND", which this is. */
 int main(int argc, char **argv)
 {

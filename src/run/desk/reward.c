@@ -57,10 +57,12 @@ static int ask_command(dray__grader *grader, const char *prompt, const char *ans
     if (!grader->command)
         rc = dray__command_open("reward.command", asked->command, &grader->command, error);
     dray_trace_wait_briefly(DRAY_CAUSE_TOOL, "wait for reward.command", -1);
+    /* A driver of the job's own may have made the prompt and the answer of any bytes, too. */
     if (!rc)
         rc = dray__command_ask(grader->command,
-                               json_pack("{s:s, s:s, s:o}", "prompt", prompt, "answer", answer,
-                                         "response", dray__json_clean(response)),
+                               json_pack("{s:o, s:o, s:o}", "prompt", dray__json_clean(prompt),
+                                         "answer", dray__json_clean(answer), "response",
+                                         dray__json_clean(response)),
                                asked->timeout_seconds, error);
     if (!rc)
         rc = dray__command_wait(grader->command, asked->timeout_seconds, &line, error);
