@@ -27,6 +27,20 @@ for lines, what in (
     check(done.returncode == 2 and what in done.stderr, f"{what}: {done.returncode}, {done.stderr}")
     check(not folder.exists(), f"{what}: {folder} was made")
 
+# A command may grade by answers of any length, but nothing is learned of those that the model has no positions for.
+(work / "train.jsonl").write_text(good + json.dumps({"prompt": "1=", "answer": "x" * 99}) + "\n")
+by_command = words(("reward.rule=command", "reward.command=while read -r line; do echo 1; done"))
+one = "{name: one, rule: command, command: 'while read -r line; do echo 1; done'}"
+for name, rewards in (("long", by_command), ("long-too", words([f"rewards=[{one}]"]))):
+    done = run(work / name, *OWN, *rewards)
+    check(done.returncode == 0 and len(rows(work / name)) == 3, f"{name} answers: {done.stdout} {done.stderr}")
+done = run(work / "refused", *OWN, *words([f"rewards=[{one}, {{name: right}}]"]))
+said = "train.jsonl:21: an answer of 100 tokens"
+check(done.returncode == 2 and said in done.stderr, f"long answers to match: {done.returncode}, {done.stderr}")
+done = run(work / "refused", *OWN, *by_command, *words(("warmup.max_steps=5", "warmup.reward=0.1")))
+said = "train.jsonl:21: a prompt and an answer of 103 tokens"
+check(done.returncode == 2 and said in done.stderr, f"a warm-up with long answers: {done.returncode}, {done.stderr}")
+
 # Roles apart, each task in the role that it may have.
 (work / "train.jsonl").write_text(good)
 roles = ", ".join("{name: %s, tasks: [%s], ranks: 1}" % pair for pair in (

@@ -143,11 +143,21 @@ static int count_tokens(const dray__tokenizer *tokenizer, const char *text, bool
     return rc;
 }
 
+/* Returns whether a reward of the job, which may have several, is for the very answer. */
+static bool is_matched(const dray__job *job)
+{
+    bool matched = !job->reward_count && job->reward.rule == DRAY__RULE_EXACT_MATCH;
+    for (uint32_t i = 0; i < job->reward_count; i++)
+        matched = matched || job->rewards[i].rule == DRAY__RULE_EXACT_MATCH;
+    return matched;
+}
+
+/* `warms` says that the warm-up learns from these lines. */
 static int check_lines(const dray__job *job, const dray__tokenizer *tokenizer, const list *lines,
-                       const char *path, uint64_t positions, dray_error *error)
+                       bool warms, const char *path, uint64_t positions, dray_error *error)
 {
     uint64_t most = (uint64_t)job->rollout.max_new_tokens, prompt, answer;
-    bool exact = job->reward.rule == DRAY__RULE_EXACT_MATCH;
+    bool exact = is_matched(job);
     for (uint64_t i = 0; i < lines->count; i++) {
         const pair *item = &lines->items[i];
         int rc = count_tokens(tokenizer, item->prompt, true, &prompt, error);
@@ -161,6 +171,14 @@ static int check_lines(const dray__job *job, const dray__tokenizer *tokenizer, c
                               "%llu new ones expected to fit model.max_positions, %llu",
                               path, (unsigned long long)item->line, (unsigned long long)prompt,
                               (unsigned long long)most, (unsigned long long)positions);
+        if (warms && prompt + answer > positions)
+            return dray__fail(
+                error, DRAY_EFORMAT,
+                "%s:%llu: a prompt and an answer of %llu tokens (those of begin and end among "
+                "them) expected to fit model.max_positions, %llu, for the warm-up "
+                "(warmup.max_steps)",
+                path, (unsigned long long)item->line, (unsigned long long)(prompt + answer),
+                (unsigned long long)positions);
         if (exact && answer > most)
             return dray__fail(
                 error, DRAY_EFORMAT,
@@ -179,7 +197,8 @@ static int jsonl_check(const void *state, const dray__job *job, const dray__toke
     const char *const paths[] = {job->data.path, job->data.eval_path};
     int rc = DRAY_OK;
     for (int i = 0; i < 2 && !rc; i++)
-        rc = check_lines(job, tokenizer, &data->lines[i], paths[i], positions, error);
+        rc = check_lines(job, tokenizer, &data->lines[i], i == 0 && job->warmup.max_steps > 0,
+                         paths[i], positions, error);
     return rc;
 }
 

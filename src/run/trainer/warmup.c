@@ -83,32 +83,52 @@ static int add_pair(const dray__host *host, const dray__data *data, uint64_t ind
     return rc;
 }
 
+/* Takes the last pair away if the model has too few positions for it. No sample can be its answer.
+ * A job whose rewards come from a command may have such pairs. */
+static void take_away_long(pairs *p, int64_t positions)
+{
+    uint32_t last = p->prompt.rows - 1;
+    uint64_t tokens = p->prompt.offsets[last + 1] - p->prompt.offsets[last] +
+                      p->response.offsets[last + 1] - p->response.offsets[last];
+    if (tokens > (uint64_t)positions)
+        p->prompt.rows = p->response.rows = p->mask.rows = last;
+}
+
+/* Makes a batch of the `rows` pairs from `first` on, without those that are too long. */
 static int make_batch(const dray__host *host, const dray__data *data, uint64_t first, uint32_t rows,
                       pairs *out, dray_error *error)
 {
+    dray_model_config config = {0};
     dray__ragged *const parts[] = {&out->prompt, &out->response, &out->mask};
     int rc = DRAY_OK;
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         *parts[i] = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
         rc = parts[i]->offsets ? rc : dray__nomem(error);
     }
-    for (uint32_t i = 0; i < rows && !rc; i++)
+    if (!rc)
+        rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
+    for (uint32_t i = 0; i < rows && !rc; i++) {
         rc = add_pair(host, data, first + i, out, error);
+        if (!rc)
+            take_away_long(out, config.max_positions);
+    }
     return rc;
 }
 
 /* Computes the mean probability of the right answer, end token included. It is the expected reward
- * of samples, without the noise of drawing some. */
+ * of samples, without the noise of drawing some. Pairs that were too long have probability 0. */
 static int probe(dray__host *host, const pairs *right, double *reward, dray_error *error)
 {
     dray__learner *self = host->state;
     dray__sequences sequences = sequences_of(right);
     const uint64_t *offsets = sequences.response.offsets;
-    float *logprobs = malloc(offsets[sequences.rows] * sizeof(*logprobs));
+    float *logprobs = malloc((offsets[sequences.rows] + 1) * sizeof(*logprobs));
     if (!logprobs)
         return dray__nomem(error);
-    int rc = dray__trainer_logprobs(self->trainer, &sequences, host->job->rollout.temperature,
-                                    logprobs, NULL, error);
+    int rc = sequences.rows
+                 ? dray__trainer_logprobs(self->trainer, &sequences, host->job->rollout.temperature,
+                                          logprobs, NULL, error)
+                 : DRAY_OK;
     double sum = 0;
     for (uint32_t row = 0; row < sequences.rows && !rc; row++) {
         double logprob = 0;
@@ -118,7 +138,7 @@ static int probe(dray__host *host, const pairs *right, double *reward, dray_erro
     }
     free(logprobs);
     if (!rc)
-        *reward = sum / sequences.rows;
+        *reward = sum / PROBE_ROWS;
     return rc;
 }
 
@@ -190,10 +210,10 @@ int dray__warmup(dray__host *host, double *reward, double *length, dray_error *e
         rc = probe(host, &right, reward, error);
     dray_trace_leave();
     uint64_t tokens = 0;
-    for (uint32_t row = 0; !rc && row < PROBE_ROWS; row++)
+    for (uint32_t row = 0; !rc && row < sequences.rows; row++)
         tokens += dray__row_tokens(&sequences, row);
     if (!rc && reward)
-        *length = (double)tokens / PROBE_ROWS;
+        *length = sequences.rows ? (double)tokens / sequences.rows : 0;
     pairs_free(&right);
     dray__data_close(data);
     return rc;
