@@ -312,6 +312,19 @@ TEST(characters)
     "[{name: e, tasks: [rollout, eval]}, {name: t, tasks: [old_log_prob, actor]}, "                \
     "{name: d, tasks: [driver, reward, reference, advantage]}"
 
+/* What was given for the entries of a list is not given for those of a list that replaces it. */
+TEST(replaced_lists)
+{
+    static const char text[] =
+        "roles: [{name: e, tasks: [rollout, eval]}, {name: t, tasks: [old_log_prob, actor], "
+        "on_death: end}, {name: d, tasks: [driver, reward, reference, advantage]}]\n";
+    const char *const settings[] = {"roles=" BUILT_IN "]", NULL};
+    dray__job *job = loaded(text, settings);
+    assert_int_equal(dray__job_role_of(job, "actor")->on_death, DRAY__ON_DEATH_END);
+    assert_int_equal(dray__job_role_of(job, "rollout")->on_death, DRAY__ON_DEATH_RESTART);
+    dray__job_free(job);
+}
+
 /* The jobs that people begin with are accepted as they stand. */
 TEST(examples)
 {

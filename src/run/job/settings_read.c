@@ -62,6 +62,21 @@ static int remember(dray__places *places, const char *key, const dray__node *nod
     return p->key ? DRAY_OK : dray__nomem(error);
 }
 
+/* Forgets the places of a list's entries, because another list replaces them. */
+static void forget_inside(dray__places *places, const char *list)
+{
+    size_t length = strlen(list);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < places->count; i++) {
+        place *p = &places->items[i];
+        if (strncmp(p->key, list, length) == 0 && p->key[length] == '.')
+            free(p->key);
+        else
+            places->items[kept++] = *p;
+    }
+    places->count = kept;
+}
+
 /* Returns the last place of the key, which is the one that counts; NULL when it is not written
  * anywhere. */
 static const place *place_of(const dray__places *places, const char *key, size_t length)
@@ -483,6 +498,8 @@ static int read_records(const reading *r, const dray__setting *s, void *base,
     int rc = expect(r, node, DRAY__NODE_SEQUENCE, path);
     if (!rc)
         rc = new_list(r, s, base, node->count, node, path);
+    if (!rc && r->places)
+        forget_inside(r->places, path);
     uint32_t *count = list_of(s, base, &array);
     for (uint32_t i = 0; !rc && i < node->count; i++) {
         ++*count;
