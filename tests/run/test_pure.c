@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static void near(double value, double expected, double within)
@@ -519,6 +520,31 @@ TEST(refusals)
             fail_msg("%s", error.message);
         assert_null(resolved);
     }
+}
+
+/* A role's command is looked for where its shell looks for it. */
+TEST(path_of_a_role)
+{
+    char folder[] = "/tmp/dray-tools-XXXXXX", tool[64], text[512], *resolved = NULL;
+    dray__job *job = NULL;
+    dray_error error = {0};
+    assert_non_null(mkdtemp(folder));
+    snprintf(tool, sizeof tool, "%s/a-tool-of-its-own", folder);
+    FILE *file = fopen(tool, "w");
+    assert_non_null(file);
+    fclose(file);
+    assert_int_equal(chmod(tool, 0755), 0);
+    snprintf(text, sizeof text,
+             "roles: " BUILT_IN ", {name: s, command: a-tool-of-its-own, env: ['PATH=%s']}]\n",
+             folder);
+    if (load(text, NULL, &job, &resolved, &error))
+        fail_msg("%s", error.message);
+    dray__job_free(job);
+    free(resolved);
+    unlink(tool);
+    assert_int_equal(load(text, NULL, &job, &resolved, &error), DRAY_EINVALID);
+    assert_non_null(strstr(error.message, "no program 'a-tool-of-its-own' is there"));
+    rmdir(folder);
 }
 
 /* What a command says must be a number, all of the line, and a finite one; the next line counts,

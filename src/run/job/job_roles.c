@@ -589,11 +589,11 @@ static bool can_run(const char *folder, const char *path)
     return access(whole, X_OK) == 0 && stat(whole, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-static bool found(const char *folder, const char *word)
+/* list has the folders of PATH; NULL when it is not set. */
+static bool found(const char *folder, const char *list, const char *word)
 {
     if (strchr(word, '/'))
         return can_run(folder, word);
-    const char *list = getenv("PATH");
     char at[4096 + 256];
     for (list = list ? list : "/usr/bin:/bin"; *list;) {
         size_t length = strcspn(list, ":");
@@ -610,7 +610,8 @@ enum { WORD_BYTES = 256 };
 
 /* Returns true when the program that a command line begins with does not exist, and gets its name.
  * A word that only a shell can interpret is not checked. */
-static bool is_missing(const char *folder, const char *command, char word[WORD_BYTES])
+static bool is_missing(const char *folder, const char *list, const char *command,
+                       char word[WORD_BYTES])
 {
     const char *from = command + strspn(command, " \t\n");
     size_t length = strcspn(from, " \t\n");
@@ -618,7 +619,16 @@ static bool is_missing(const char *folder, const char *command, char word[WORD_B
         return false;
     memcpy(word, from, length);
     word[length] = 0;
-    return !found(folder, word);
+    return !found(folder, list, word);
+}
+
+/* The role's own PATH, in which the shell looks for its command, or that of this process. */
+static const char *path_of(const dray__job_role *role)
+{
+    for (uint32_t i = 0; i < role->env_count; i++)
+        if (strncmp(role->env[i], "PATH=", 5) == 0)
+            return role->env[i] + 5;
+    return getenv("PATH");
 }
 
 static int check_devices(const dray__job_role *role, const dray__places *at, dray_error *error)
@@ -637,7 +647,7 @@ int dray__role_there(const dray__job_role *role, const dray__places *at, dray_er
     struct stat st;
     if (role->cwd[0] && (stat(role->cwd, &st) || !S_ISDIR(st.st_mode)))
         return refuse(at, role, "cwd", error, "no folder '%.200s' is there", role->cwd);
-    if (!is_builtin(role) && is_missing(role->cwd, role->command, word))
+    if (!is_builtin(role) && is_missing(role->cwd, path_of(role), role->command, word))
         return refuse(at, role, "command", error, "no program '%s' is there", word);
     return check_devices(role, at, error);
 }
@@ -646,7 +656,8 @@ int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *e
 {
     char word[WORD_BYTES];
     int rc = DRAY_OK;
-    if (job->reward.rule == DRAY__RULE_COMMAND && is_missing("", job->reward.command, word))
+    if (job->reward.rule == DRAY__RULE_COMMAND &&
+        is_missing("", getenv("PATH"), job->reward.command, word))
         rc = dray__setting_fail(at, "reward.command", error, "no program '%s' is there", word);
     for (uint32_t i = 0; i < job->role_count && !rc; i++)
         if (job->roles[i].local)
