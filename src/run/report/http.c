@@ -29,6 +29,7 @@ typedef struct connection {
     struct event *readable, *writable;
     bool may_ask; /* it comes from a network that may be answered */
     bool streams;
+    bool asked_all; /* the other side will send no more, and may still read */
     int fd;
     char in[REQUEST_MAX];
     size_t have;
@@ -160,7 +161,9 @@ static void on_writable(evutil_socket_t fd, short what, void *user)
     c->at += n > 0 ? (size_t)n : 0;
     if (c->at == c->size) {
         event_del(c->writable);
-        if (!c->streams)
+        if (c->asked_all)
+            end(c);
+        else if (!c->streams)
             shutdown(fd, SHUT_WR);
     }
 }
@@ -183,6 +186,11 @@ static void on_readable(evutil_socket_t fd, short what, void *user)
         return;
     if (n > 0 && over)
         return;
+    if (n == 0 && over && !c->streams && c->at < c->size) {
+        c->asked_all = true;
+        event_del(c->readable);
+        return;
+    }
     c->have += n > 0 ? (size_t)n : 0;
     if (n > 0 && !is_whole(c))
         return;
