@@ -204,6 +204,12 @@ async def story():
     for step in range(12, 15):
         await update(trainers, engines, step)
 
+    # A rank of the trainer has started anew, alone: the others open their parts anew.
+    for step, victim in ((15, 1), (16, 0)):
+        trainers[victim].die()
+        trainers[victim] = trainer(victim, 2)
+        await update(trainers, engines, step)
+
 
 with dray.serve():
     asyncio.run(story())

@@ -170,9 +170,9 @@ class Synchronised:
             self._open(shards, now)
             self._publisher.publish(now.version, stream)
         except _l.DrayError as error:
-            if error.name != "EDEAD":
+            if error.name not in ("EDEAD", "ESTALE"):
                 raise
-            self._close()  # another rank has opened its part anew
+            self._close()  # another rank has ended, or has opened its part anew
             self._open(shards, now)
             self._publisher.publish(now.version, stream)
         if now.rank == 0:
