@@ -210,6 +210,11 @@ async def story():
         trainers[victim] = trainer(victim, 2)
         await update(trainers, engines, step)
 
+    # A tensor that one of the ranks keeps has another shape: all of them announce that in the same synchronisation.
+    for step, name in ((17, "up"), (18, "head")):
+        NAMES[name] = (1000, 150)
+        await update(trainers, engines, step)
+
 
 with dray.serve():
     asyncio.run(story())

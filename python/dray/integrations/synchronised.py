@@ -163,9 +163,10 @@ class Synchronised:
 
     def _publish(self, shards, now, stream):
         kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shards if not isinstance(tensor, Part)}
-        if self._publisher is not None and (kinds, shards.config) != self._known:
+        known = kinds, shards.config, shards.tensors  # all ranks know the last, and open anew together
+        if self._publisher is not None and known != self._known:
             self._close()
-        self._known = kinds, shards.config
+        self._known = known
         try:
             self._open(shards, now)
             self._publisher.publish(now.version, stream)
