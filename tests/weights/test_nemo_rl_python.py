@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import random
 import sys
+import time
 import types
 
 try:
@@ -133,9 +134,24 @@ async def story():
         for engine in rollout:
             assert engine.report["verified_tensors"] == len(NAMES)
 
+    # A rollout fails within a loop of its own, as NeMo-RL's worker has one, and holds what it iterates over: it ends at
+    # once, and not with the deadline, as the others do who meet again.
+    async def failing(batches):
+        async for _ in batches:
+            raise RuntimeError("load_weights failed")
+
+    sends, takes = send(train, 7), [asyncio.ensure_future(take(engine)) for engine in rollout[1:]]
+    begun = time.monotonic()
+    failed = await asyncio.gather(asyncio.to_thread(lambda: asyncio.run(failing(rollout[0].receive_weight_batches()))),
+                                  return_exceptions=True)
+    assert str(failed[0]) == "load_weights failed" and time.monotonic() - begun < TIMEOUT / 2, failed
+    meet(train, rollout)
+    await asyncio.gather(*sends, *takes, return_exceptions=True)
+    await synchronise(train, rollout, 8)
+
     # A rollout fails in the middle, and dies: the policy's ranks are told, and those who meet again go on.
     victim = rng.randrange(ROLLOUT)
-    sends = send(train, 7)
+    sends = send(train, 9)
     takes = [asyncio.ensure_future(take(engine, rng.randrange(1, 4) if i == victim else None))
              for i, engine in enumerate(rollout)]
     await asyncio.sleep(0.1)
@@ -153,7 +169,7 @@ async def story():
     await asyncio.gather(*takes, return_exceptions=True)
     rollout[victim] = worker()
     meet(train, rollout)
-    for step in (8, 9):
+    for step in (10, 11):
         await synchronise(train, rollout, step)
 
     # What is wrong is said.

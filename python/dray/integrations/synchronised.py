@@ -229,18 +229,18 @@ class Synchronised:
             self._leave()
         self._place = place
         buckets: asyncio.Queue = asyncio.Queue()
-        self._update = _Update(asyncio.get_running_loop(), buckets, deadline)
-        self._running = running = asyncio.ensure_future(_l.in_thread(self._receive, now, self._update))
+        self._update = update = _Update(asyncio.get_running_loop(), buckets, deadline)
+        self._running = running = asyncio.ensure_future(_l.in_thread(self._receive, now, update))
         running.add_done_callback(lambda _: buckets.put_nowait(None))
         try:
             while (bucket := await buckets.get()) is not None:
                 yield bucket
-                self._update.taken(bucket)
+                update.taken(bucket)
             self.report = await asyncio.shield(running)
             self.version = self.report["version"]
         finally:
+            update.give_up()  # its thread goes on where the event loop has cancelled what waits for it
             if not running.done():
-                self._update.give_up()
                 await asyncio.wait([running])
             if not running.cancelled():
                 running.exception()  # was seen, or is the consequence of another one
