@@ -166,11 +166,31 @@ def rank_main(rank, folder):
     dist.destroy_process_group()
 
 
+def by_wrapped_modules():
+    """Engines know the checkpoint's names, which torch.compile() and checkpoint_wrapper() change in a module."""
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self._checkpoint_wrapped_module = module
+
+    class Client:
+        def init_weight_transfer_engine(self, told):
+            self.tensors = told["tensors"]
+
+    whole, client = torch.nn.Module(), Client()
+    whole._orig_mod = torch.nn.Sequential(Wrapper(torch.nn.Linear(2, 3)))
+    told = vllm.DrayTrainerInitInfo(rank=0, world=1, model="wrapped", timeout=60)
+    trainer = vllm.DrayTrainer.trainer_init(told, client=client, source=names.ModuleSource(whole))
+    assert client.tensors == [["0.weight", "float32", [3, 2]], ["0.bias", "float32", [3]]], client.tensors
+    trainer.shutdown()
+
+
 def main():
     if len(sys.argv) > 1:
         return rank_main(int(sys.argv[1]), sys.argv[2])
     with dray.serve():
         by_trl()
+        by_wrapped_modules()
         with ranks(RANKS, 110):
             pass
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional
 
 from .. import weights
-from ..parameters import Copies
+from ..parameters import Copies, clean
 from ..sessions import place
 
 
@@ -64,7 +64,7 @@ class Published:
             tensors = given.named_parameters() if hasattr(given, "named_parameters") else given
         pairs = tensors.items() if hasattr(tensors, "items") else tensors
         listed = []
-        for name, of in pairs:
+        for name, of in clean(pairs):
             shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
             listed.append([name, str(dtype).rpartition(".")[2], list(shape)])
         return listed
