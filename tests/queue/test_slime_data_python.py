@@ -150,6 +150,10 @@ def main(folder):
     queue.insert({"messages": [json.dumps([{"role": "user", "content": "2+2="}])]}, "1", seal=True)
     chat = slime.DataSource(args())
     assert chat.get_samples(1)[0][0].prompt == [{"role": "user", "content": "2+2="}]
+    with dray.Queue("numbers", tasks={"chat": (["prompt", "label"], [])}) as labels:
+        labels.insert({"prompt": ["1-1=", "1+1="], "label": [0, 2]}, "0")
+        os.environ["DRAY_QUEUE"] = "numbers"
+        assert [group[0].label for group in slime.DataSource(args()).get_samples(2)] == [0, 2]
     with dray.Queue("over", tasks={"chat": (["messages"], [])}) as over:
         over.end()
         os.environ["DRAY_QUEUE"] = "over"

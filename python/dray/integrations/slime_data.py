@@ -73,7 +73,9 @@ class DataSource(_Base):
 
     def _group_of(self, row):
         prompt = json.loads(row["messages"]) if "messages" in row else row["prompt"]
-        first = Sample(prompt=prompt, label=row.get("label") or None, metadata=json.loads(row.get("metadata") or "{}"))
+        label = row.get("label")
+        label = None if isinstance(label, str) and not label else label  # a number may be 0
+        first = Sample(prompt=prompt, label=label, metadata=json.loads(row.get("metadata") or "{}"))
         group = []
         for _ in range(self.args.n_samples_per_prompt):
             sample = copy.deepcopy(first)
