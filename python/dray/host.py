@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import bisect
+import collections
+import contextlib
 import ctypes as c
 import math
 import threading
@@ -14,6 +16,7 @@ _SHARED = 2  # dray_region_kind
 _ALIGN = 256
 _lock = threading.Lock()
 _bases, _regions = [], {}  # first addresses, ascending; {address: (bytes, dray_region *)}
+_ended = collections.deque()  # first addresses of memory that nobody has any more
 
 
 def _torch():
@@ -22,10 +25,29 @@ def _torch():
 
 
 def _free(base):
+    """Python may call it anywhere, also in a thread that has the lock: then the memory is freed behind that."""
+    _ended.append(base)
+    _sweep()
+
+
+def _sweep():
+    while _ended and _lock.acquire(False):
+        pointer = None
+        try:
+            if _ended:  # another thread may have been faster
+                base = _ended.popleft()
+                _bases.remove(base)
+                _, pointer = _regions.pop(base)
+        finally:
+            _lock.release()
+        library().dray_region_free(pointer)
+
+
+@contextlib.contextmanager
+def _locked():
     with _lock:
-        _bases.remove(base)
-        _, pointer = _regions.pop(base)
-    library().dray_region_free(pointer)
+        yield
+    _sweep()
 
 
 def _memory(size: int, name: str):
@@ -33,7 +55,7 @@ def _memory(size: int, name: str):
     pointer = c.c_void_p()
     call("dray_region_alloc", _SHARED, size, name.encode(), c.byref(pointer))
     base = library().dray_region_base(pointer)
-    with _lock:
+    with _locked():
         bisect.insort(_bases, base)
         _regions[base] = size, pointer
     memory = (c.c_ubyte * size).from_address(base)
@@ -48,7 +70,7 @@ def _bytes(memory):
 
 def find(address: int) -> Optional[tuple]:
     """(base, bytes, dray_region *) of the shared memory that an address is in."""
-    with _lock:
+    with _locked():
         at = bisect.bisect_right(_bases, address) - 1
         if at < 0:
             return None
