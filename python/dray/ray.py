@@ -101,7 +101,7 @@ class _Process:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "dray.ray_child", str(os.getpid()), str(int(last)), *words],
             env=dict(os.environ, DRAY_HOST=host, **environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True)
+            text=True, errors="replace")  # what dies may have written half a character
 
     def wait(self) -> tuple:
         """(its status, the last lines that it printed)."""
