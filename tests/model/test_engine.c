@@ -39,6 +39,11 @@ TEST(reads_quantization_config)
     "[\"lm_head\"], "
 #define GROUP "\"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], \"weights\": {"
 
+#define LINEAR "\"targets\": [\"Linear\"]"
+#define INT4                                                                                       \
+    "\"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {"             \
+    "\"num_bits\": 4, \"type\": \"int\", "
+
 TEST(reads_compressed_tensors_config)
 {
     static const struct {
@@ -63,6 +68,9 @@ TEST(reads_compressed_tensors_config)
          "\"format\": \"pack-quantized\", " GROUP
          "\"num_bits\": 4, \"type\": \"int\", \"group_size\": 128, \"symmetric\": false}}}}}",
          DRAY_QUANT_INT4_ZERO, 128},
+        {PACKED "\"sparsity_config\": {\"format\": \"dense\"}, \"transform_config\": {}, " INT4
+                "\"group_size\": 64, \"actorder\": \"weight\"}, " LINEAR "}}}}",
+         DRAY_QUANT_INT4, 64},
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         dray_engine_quant *q = NULL;
@@ -97,6 +105,21 @@ TEST(refuses_other_quantisation)
         {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"ignore\": "
          "[\"re:.*gate$\"]}}",
          DRAY_EUNSUPPORTED, "is a pattern"},
+        {PACKED INT4 "\"group_size\": 64}, \"targets\": [\"re:.*mlp.*\"]}}}}", DRAY_EUNSUPPORTED,
+         "targets: expected all Linear modules"},
+        {PACKED INT4 "\"group_size\": 64}, \"targets\": [\"Linear\", \"Embedding\"]}}}}",
+         DRAY_EUNSUPPORTED, "targets"},
+        {PACKED INT4 "\"group_size\": 64}, \"targets\": []}}}}", DRAY_EUNSUPPORTED, "targets"},
+        {PACKED INT4 "\"group_size\": 64, \"actorder\": \"group\"}, " LINEAR "}}}}",
+         DRAY_EUNSUPPORTED, "actorder"},
+        {PACKED INT4 "\"group_size\": 64, \"actorder\": true}, " LINEAR "}}}}", DRAY_EUNSUPPORTED,
+         "actorder"},
+        {PACKED "\"sparsity_config\": {\"format\": \"sparse-24-bitmask\"}, " INT4
+                "\"group_size\": 64}, " LINEAR "}}}}",
+         DRAY_EUNSUPPORTED, "sparsity_config"},
+        {PACKED "\"transform_config\": {\"config_groups\": {\"R1\": {}}}, " INT4
+                "\"group_size\": 64}, " LINEAR "}}}}",
+         DRAY_EUNSUPPORTED, "transform_config"},
         {FP8 ", \"weight_block_size\": [128]}}", DRAY_EFORMAT, "two sizes"},
         {FP8 ", \"weight_block_size\": [128, 0]}}", DRAY_EFORMAT, "two sizes"},
         {FP8 ", \"weight_block_size\": 128}}", DRAY_EFORMAT, "two sizes"},

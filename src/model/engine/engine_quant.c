@@ -271,14 +271,39 @@ static const struct packed {
     {"pack-quantized", "int", 4, 0, DRAY_QUANT_INT4_ZERO, 0},
 };
 
-/* Returns the `weights` of the only entry of config_groups; NULL when there are several, or
- * none. */
-static const json_t *only_weights(const json_t *config)
+/* Returns the only entry of config_groups; NULL when there are several, or none. */
+static const json_t *only_group(const json_t *config)
 {
     const json_t *groups = json_object_get(config, "config_groups");
     void *first =
         json_object_size(groups) == 1 ? json_object_iter((json_t *)(uintptr_t)groups) : NULL;
-    return first ? json_object_get(json_object_iter_value(first), "weights") : NULL;
+    return first ? json_object_iter_value(first) : NULL;
+}
+
+/* Returns the key of a setting that says that some modules stay as they are, that columns are in
+ * another order, or that there are other tensors; NULL when there is none. */
+static const char *other_tensors(const json_t *config, const json_t *group)
+{
+    const json_t *targets = json_object_get(group, "targets"), *target;
+    const json_t *order = json_object_get(json_object_get(group, "weights"), "actorder");
+    const char *word = json_string_value(order);
+    const char *sparsity =
+        json_string_value(json_object_get(json_object_get(config, "sparsity_config"), "format"));
+    bool all = json_array_size(targets) > 0;
+    size_t i;
+    json_array_foreach(targets, i, target)
+    {
+        const char *name = json_string_value(target);
+        all = all && name && strcmp(name, "Linear") == 0;
+    }
+    if (!all)
+        return "targets";
+    if (json_is_true(order) || (word && strcmp(word, "weight") && strcmp(word, "static")))
+        return "actorder"; /* by groups: an index of each column's group */
+    if (sparsity && strcmp(sparsity, "dense"))
+        return "sparsity_config";
+    return json_object_size(json_object_get(config, "transform_config")) ? "transform_config"
+                                                                         : NULL;
 }
 
 static bool is_packed_so(const struct packed *p, const char *format, const json_t *weights)
@@ -296,7 +321,7 @@ static int read_packed(const char *path, const json_t *config, const json_t *ign
                        dray_engine_quant *q, dray_error *error)
 {
     const char *format = json_string_value(json_object_get(config, "format"));
-    const json_t *weights = only_weights(config);
+    const json_t *group = only_group(config), *weights = json_object_get(group, "weights");
     const size_t count = sizeof packed_formats / sizeof *packed_formats;
     size_t at = 0;
     for (size_t i = 0; i < json_array_size(ignored); i++)
@@ -314,6 +339,12 @@ static int read_packed(const char *path, const json_t *config, const json_t *ign
             "one group of weights that are mxfp8-quantized, mxfp4-pack-quantized, "
             "nvfp4-pack-quantized, or pack-quantized in 4 bits and groups",
             path, format ? format : "");
+    const char *other = other_tensors(config, group);
+    if (other)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "%.200s: quantization_config: %s: expected all Linear modules, with "
+                          "columns in order, neither sparse nor transformed",
+                          path, other);
     q->kind = packed_formats[at].kind;
     q->block[0] = 1;
     q->block[1] = json_integer_value(json_object_get(weights, "group_size"));
