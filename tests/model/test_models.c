@@ -271,6 +271,24 @@ TEST(config_json_of_both_generations)
     assert_string_equal(c.family, "qwen3");
 }
 
+#define LATENT                                                                                     \
+    "{\"model_type\": \"deepseek_v3\", " CORE ", \"n_routed_experts\": 2, "                        \
+    "\"moe_intermediate_size\": 2, \"kv_lora_rank\": 8, \"qk_nope_head_dim\": 8, "                 \
+    "\"qk_rope_head_dim\": 8, \"v_head_dim\": 8"
+
+/* As transformers' DeepseekV3Config has them, and what the engines make of null. */
+TEST(missing_and_null_are_not_the_same)
+{
+    dray_model_config c;
+    assert_int_equal(dray_model_config_load(config_file(LATENT "}"), &c, NULL), DRAY_OK);
+    assert_int_equal(c.q_lora_rank, 1536);
+    assert_int_equal(c.shared_experts, 1);
+    const char *text = LATENT ", \"q_lora_rank\": null, \"n_shared_experts\": null}";
+    assert_int_equal(dray_model_config_load(config_file(text), &c, NULL), DRAY_OK);
+    assert_int_equal(c.q_lora_rank, 0);
+    assert_int_equal(c.shared_experts, 0);
+}
+
 TEST(config_json_errors)
 {
     static const struct {
