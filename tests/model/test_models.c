@@ -289,6 +289,30 @@ TEST(missing_and_null_are_not_the_same)
     assert_int_equal(c.shared_experts, 0);
 }
 
+TEST(labels_are_named_or_counted)
+{
+    static const struct {
+        const char *more;
+        int64_t labels;
+    } heads[] = {
+        {"", 2},
+        {", \"num_labels\": 1", 1},
+        {", \"id2label\": null, \"num_labels\": 3", 3},
+        {", \"id2label\": {\"0\": \"value\"}", 1},
+        {", \"id2label\": {\"0\": \"value\"}, \"num_labels\": 5", 1},
+    };
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        char text[512];
+        dray_model_config c;
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"llama\", " CORE
+                 ", \"architectures\": [\"LlamaForTokenClassification\"]%s}",
+                 heads[i].more);
+        assert_int_equal(dray_model_config_load(config_file(text), &c, NULL), DRAY_OK);
+        assert_int_equal(c.labels, heads[i].labels);
+    }
+}
+
 TEST(config_json_errors)
 {
     static const struct {
@@ -345,6 +369,12 @@ TEST(config_json_errors)
         {"{\"model_type\": \"llama\", " CORE
          ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
          DRAY_EUNSUPPORTED, "architectures"},
+        {"{\"model_type\": \"llama\", " CORE
+         ", \"architectures\": [\"LlamaForTokenClassification\"], \"num_labels\": 0}",
+         DRAY_EINVALID, "num_labels is 0"},
+        {"{\"model_type\": \"llama\", " CORE
+         ", \"architectures\": [\"LlamaForTokenClassification\"], \"num_labels\": \"1\"}",
+         DRAY_EFORMAT, "num_labels: expected an integer"},
         {"{\"model_type\": \"llama\", " CORE ", \"torch_dtype\": \"int8\"}", DRAY_EUNSUPPORTED,
          "torch_dtype 'int8'"},
         {"{\"model_type\": \"llama\", " CORE ", \"attention_bias\": 1}", DRAY_EFORMAT,

@@ -8,6 +8,7 @@
 #include "model/layout/layout.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -332,9 +333,9 @@ static int check_keys(const config_reading *r, const dray__family *family)
     return DRAY_OK;
 }
 
-/* Reads the number of labels that the head scores; 0 for a language model. transformers' default is
- * 2. */
-static int read_head(const config_reading *r, const dray__family *family, int64_t *labels)
+/* Reads the number of labels that the head scores; 0 for a language model. A list of their names
+ * has precedence; transformers' default is 2. */
+static int read_head(config_reading *r, const dray__family *family, int64_t *labels)
 {
     const json_t *names = json_object_get(r->json, "architectures");
     const json_t *of = json_object_get(r->json, "id2label");
@@ -349,8 +350,12 @@ static int read_head(const config_reading *r, const dray__family *family, int64_
                           "modelling (...ForCausalLM), or one that scores tokens "
                           "(...ForTokenClassification)",
                           r->path, name);
-    *labels = json_is_object(of) ? (int64_t)json_object_size(of) : 2;
-    return DRAY_OK;
+    *labels = json_is_object(of) ? (int64_t)json_object_size(of) : integer(r, "num_labels", 2);
+    if (!r->status && *labels < 1)
+        r->status =
+            dray__fail(r->error, DRAY_EINVALID,
+                       "%.300s: num_labels is %" PRId64 ", expected at least 1", r->path, *labels);
+    return r->status;
 }
 
 static int read_family(config_reading *r, const dray__family **family)
