@@ -375,6 +375,9 @@ TEST(config_json_errors)
         {"{\"model_type\": \"llama\", " CORE
          ", \"architectures\": [\"LlamaForTokenClassification\"], \"num_labels\": \"1\"}",
          DRAY_EFORMAT, "num_labels: expected an integer"},
+        {"{\"model_type\": \"qwen3_vl\", \"vision_config\": {}, \"text_config\": {" CORE
+         ", \"quantization_config\": {\"quant_method\": \"awq\"}}}",
+         DRAY_EUNSUPPORTED, "quant_method 'awq'"},
         {"{\"model_type\": \"llama\", " CORE ", \"torch_dtype\": \"int8\"}", DRAY_EUNSUPPORTED,
          "torch_dtype 'int8'"},
         {"{\"model_type\": \"llama\", " CORE ", \"attention_bias\": 1}", DRAY_EFORMAT,

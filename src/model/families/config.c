@@ -298,7 +298,7 @@ static bool is_set(const json_t *value)
  * the model is the one that was compressed. */
 static int check_quantisation(const config_reading *r)
 {
-    const json_t *quant = json_object_get(r->json, "quantization_config");
+    const json_t *quant = find(r, "quantization_config");
     const char *method = json_string_value(json_object_get(quant, "quant_method"));
     if (!is_set(quant) ||
         (method && (strcmp(method, "fp8") == 0 || strcmp(method, "compressed-tensors") == 0)))
