@@ -490,7 +490,8 @@ static void read_kind(config_reading *r, const dray__family *family, uint32_t i,
     if (is_dense && (said || (kind->others && found(r, kind->others))))
         c->first_k_dense = c->sparse_step = 0;
     int64_t every = kind->every && !said ? integer(r, kind->every, kind->absent) : 0;
-    for (int64_t layer = 0; every > 0 && layer < c->layers && !r->status; layer++)
+    /* With 1 there are none, and nothing ends a walk over a number of layers not yet checked. */
+    for (int64_t layer = 0; every > 1 && layer < c->layers && !r->status; layer++)
         if ((layer + 1) % every)
             set_layer(r, kind->every, out, layer);
     int64_t first = kind->first && !said ? integer(r, kind->first, kind->absent) : 0;
