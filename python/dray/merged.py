@@ -17,6 +17,12 @@ def _refuse(path, found):
     raise DrayError(EUNSUPPORTED, f"{path}: a plain LoRA of a linear layer expected, found {', '.join(found)}")
 
 
+def _variant(module, adapter):
+    """The name of what PEFT computes in LoRA's place, such as aLoRA, which is for some tokens; "" of plain LoRA."""
+    variant = getattr(module, "lora_variant", {}).get(adapter)
+    return getattr(variant, "__name__", type(variant).__name__) if variant is not None else ""
+
+
 class _Target:
     """A weight that an adapter changes."""
 
@@ -73,6 +79,7 @@ class Merged(Given):
                 continue
             wrong = [what for what, is_so in (
                 ("DoRA", getattr(module, "use_dora", {}).get(adapter)), ("bias", getattr(module, "lora_bias", {}).get(adapter)),
+                (_variant(module, adapter), _variant(module, adapter)),
                 ("fan_in_fan_out", getattr(module, "fan_in_fan_out", False)), ("merged weights", getattr(module, "merged", False)),
                 (f"a weight of {module.base_layer.weight.dim()} dimensions", module.base_layer.weight.dim() != 2)) if is_so]
             if wrong:

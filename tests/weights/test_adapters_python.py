@@ -157,6 +157,11 @@ def errors():
     model.base_model.model.layers[1].up.use_dora["default"] = True
     error = refused(dray.DrayError, "layers.1.up: a plain LoRA of a linear layer expected, found DoRA", dray.adapters.merged, model)
     assert error.name == "EUNSUPPORTED"
+    model = Peft()
+    model.base_model.model.layers[1].up.lora_variant = {"other": object, "default": type("ALoraLinearVariant", (), {})}
+    error = refused(dray.DrayError, "layers.1.up: a plain LoRA of a linear layer expected, found ALoraLinearVariant",
+                    dray.adapters.merged, model)
+    assert error.name == "EUNSUPPORTED"
 
 
 def all_tensors():
