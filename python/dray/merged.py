@@ -84,20 +84,23 @@ class Merged(Given):
                 (f"a weight of {module.base_layer.weight.dim()} dimensions", module.base_layer.weight.dim() != 2)) if is_so]
             if wrong:
                 _refuse(path, wrong)
-            self._targets[f"{path}.base_layer.weight"] = _Target(path, module, adapter)
+            [(name, _)] = clean([(f"{path}.base_layer.weight", None)])  # as in pairs(), also within what wraps modules
+            self._targets[name] = _Target(path, module, adapter)
         if not self._targets:
             raise ValueError(f"merged: a module with adapter {adapter} expected, found none in {type(model).__name__}")
 
     def pairs(self):
-        found = []
+        found, left = [], dict(self._targets)
         for name, parameter in clean(self._model.named_parameters()):
             if ".lora_" in name:
                 continue
             if ".modules_to_save." in name:
                 raise DrayError(EUNSUPPORTED, f"{name}: modules_to_save are not merged")
-            target = self._targets.get(name)
+            target = left.pop(name, None)
             name = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
             found.append((name, target.published() if target else parameter))
+        for name in left:  # else the adapter would be lost, or change the other, too
+            raise DrayError(EUNSUPPORTED, f"{name}: a weight of its own expected, found one that another name has, too")
         return found
 
     def refresh(self, tensors=None):

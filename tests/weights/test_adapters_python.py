@@ -11,6 +11,7 @@ with needs:
     import torch.distributed as dist
     from safetensors.torch import load_file
     from torch import nn
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -291,6 +292,32 @@ def saved():
         dray.checkpoint.save(folder, 4, given)
 
 
+def wrapped():
+    """What wraps modules puts words into the names of their parameters: their adapters are merged all the same."""
+    model, plain = Peft(), wanted(1)[1]
+    write(model, 1)
+    layers = model.base_model.model.layers
+    layers[0] = checkpoint_wrapper(layers[0])
+    layers[1].down = torch.compile(layers[1].down)
+    for given in (model, torch.compile(model)):
+        with tempfile.TemporaryDirectory() as folder:
+            dray.checkpoint.save(folder, 1, dray.adapters.merged(given))
+            found = load_file(f"{folder}/step-000001/model.safetensors")
+        assert found.keys() == plain.keys() and all(torch.equal(found[n], t) for n, t in plain.items())
+
+
+def tied():
+    """An adapter of a head whose weight is the embedding's, too: merged, it would change both, or neither."""
+    model = Peft()
+    inner = model.base_model.model
+    inner.head = Lora(16, 37)
+    inner.head.base_layer.weight = inner.embed.weight
+    with tempfile.TemporaryDirectory() as folder:
+        error = refused(dray.DrayError, "head.base_layer.weight: a weight of its own expected", dray.checkpoint.save,
+                        folder, 1, dray.adapters.merged(model))
+    assert error.name == "EUNSUPPORTED"
+
+
 def main():
     if len(sys.argv) > 1:
         return trainer(int(sys.argv[1]), sys.argv[2])
@@ -302,6 +329,8 @@ def main():
         torn()
         merged_again()
         saved()
+        wrapped()
+        tied()
         with ranks(RANKS, 120):
             engine()
 
