@@ -132,6 +132,14 @@ TEST(sizes_that_overflow_are_refused)
     c.qk_nope_head_dim = 120;
     assert_int_equal(dray_layout_full(&c, 0, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
     assert_non_null(strstr(e.message, "head_dim is 192, expected qk_nope_head_dim 120 + "));
+    assert_int_equal(dray_model_config_load("deepseek-v3", &c, NULL), DRAY_OK);
+    c.layers = c.experts = 65536; /* each is possible, but nobody waits for so many names */
+    assert_int_equal(dray_layout_full(&c, 0, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_non_null(strstr(e.message, "65536 experts in each of 65537 layers"));
+    c.layers = c.mtp_layers = 65536;
+    c.experts = 33;
+    assert_int_equal(dray_layout_full(&c, 0, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_non_null(strstr(e.message, "33 experts in each of 131072 layers"));
     const int64_t layers[][2] = {{INT64_MIN, 0}, {0, INT64_MIN}, {INT64_MAX, INT64_MAX}, {62, 0}};
     assert_int_equal(dray_model_config_load("deepseek-v3", &c, NULL), DRAY_OK);
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {

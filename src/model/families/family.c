@@ -14,6 +14,9 @@
 #define MOST_ROWS (INT64_C(1) << 24)
 #define MOST_COUNT (INT64_C(1) << 16)
 #define LARGEST_SIZE (INT64_C(1) << 40)
+/* Of all layers together: as many as there is time and memory for. The largest models have some ten
+ * thousand. */
+#define MOST_EXPERTS (INT64_C(1) << 22)
 
 typedef struct limit {
     const char *name;
@@ -69,6 +72,11 @@ static int check_parts(const dray_model_config *c, const dray__family *family, d
                             c->head_dim, c->qk_nope_head_dim, c->qk_rope_head_dim);
     if (!status)
         status = family->mtp ? check_limits(mtp, 1, error) : check_limits(&none[2], 1, error);
+    if (!status && c->experts > MOST_EXPERTS / (c->layers + c->mtp_layers))
+        status = dray__fail(error, DRAY_EINVALID,
+                            "%" PRId64 " experts in each of %" PRId64
+                            " layers: expected at most %" PRId64 " in all",
+                            c->experts, c->layers + c->mtp_layers, MOST_EXPERTS);
     return status ? dray__fail_prefix(error, status, "%s: ", family->name) : DRAY_OK;
 }
 
