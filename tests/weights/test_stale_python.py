@@ -317,7 +317,7 @@ def numbers():
                      lambda number: dray.checkpoint.save("nowhere", 1, taken, stay=[number]))
             for call in calls:
                 refused(ValueError, ["from 0 to 2**64 - 1 expected", f"found {number}"], call, number)
-        refused(TypeError, "integer", publisher.publish, 4.5)
+        refused(TypeError, ["version", "whole number", "4.5"], publisher.publish, 4.5)
         assert subscriber.update(min_version=3)["version"] == 3
         publisher.wait()
         publisher.publish(2**64 - 1)
