@@ -118,8 +118,8 @@ static inline int cluster_run_apart(const struct CMUnitTest *test)
 }
 
 /* Leaves out two of three cases of a long list on real GPUs, unless $DRAY_TEST_ALL is set.
- * Processes begin there one after the other, 0.2 s each. The same holds for short runs (seed.h). The
- * seed chooses the cases that are left out. */
+ * Processes begin there one after the other, 0.2 s each. The same holds for short runs (seed.h).
+ * The seed chooses the cases that are left out. */
 static inline bool cluster_skips(size_t number)
 {
     static size_t first;
