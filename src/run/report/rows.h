@@ -29,7 +29,7 @@ typedef struct dray__rows {
     int64_t mark_ns;   /* when the last row was taken */
     /* For the view. */
     double warmup_reward, reward, length, tokens_per_s, staleness_mean, staleness_max, step_seconds;
-    double first_accuracy, last_accuracy; /* of any sign, as rewards are */
+    double first_accuracy, last_accuracy;            /* of any sign, as rewards are */
     int64_t first_accuracy_step, last_accuracy_step; /* -1 when not measured */
     int64_t warmup_step, version, checkpoint;
     bool ready;
