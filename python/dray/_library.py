@@ -361,7 +361,8 @@ def known_options(kind, given, own=()):
 def program_name():
     """The name of this process where none is given: its script's; None: what the library finds, "python"."""
     script = os.path.basename((getattr(sys, "argv", None) or [""])[0])
-    return script if script.isprintable() and script[:1] not in ("", "-") else None
+    known = script.isprintable() and script[:1] not in ("", "-") and len(script.encode(errors="replace")) <= 256
+    return script if known else None
 
 
 def check_word(what, word, known):

@@ -91,7 +91,7 @@ def _bytes(name, data):
 def _check_config(config):
     """Elsewhere in this package `config` is a path: here it is what the file has in it."""
     try:
-        found = {} if config is None else json.loads(config)
+        found = json.loads(config) if config else {}
     except ValueError:
         found = None
     if not isinstance(found, dict):

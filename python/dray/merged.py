@@ -91,6 +91,10 @@ class Merged(Given):
 
     def pairs(self):
         found, left = [], dict(self._targets)
+        named = list(self._model.named_parameters(remove_duplicate=False))
+        for name, parameter in clean(named):
+            if name in left and sum(other is parameter for _, other in named) > 1:  # it would change the other, too
+                raise DrayError(EUNSUPPORTED, f"{name}: a weight of its own expected, found one that another name has, too")
         for name, parameter in clean(self._model.named_parameters()):
             if ".lora_" in name:
                 continue
@@ -99,8 +103,6 @@ class Merged(Given):
             target = left.pop(name, None)
             name = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
             found.append((name, target.published() if target else parameter))
-        for name in left:  # else the adapter would be lost, or change the other, too
-            raise DrayError(EUNSUPPORTED, f"{name}: a weight of its own expected, found one that another name has, too")
         return found
 
     def refresh(self, tensors=None):

@@ -17,8 +17,8 @@ class Context(_l.Opened):
     """A session with the coordinator (`dray serve`). One session for each process is enough. address: None takes
     $DRAY_ADDRESS. role: "trainer" for publishers, "engine" for subscribers; None: the role of the token, or "task".
     name: of this process in messages and in `dray status`; None: the name of its script. timeout: seconds for which
-    this waits for a coordinator
-    that does not listen yet, and for which calls wait that give no timeout. Several threads may use it at once."""
+    this waits for a coordinator that does not listen yet, and for which calls wait that give no timeout. Several threads
+    may use it at once."""
     _frees = "dray_close"
 
     def __init__(self, address: Optional[str] = None, role: Optional[str] = None, rank: int = 0,

@@ -220,7 +220,7 @@ class Subscriber(Laid):
         trainer's. Beside inference on the same GPU: ctas bounds the number of thread blocks that move bytes, and
         copy_engines=True moves large pieces without them. nccl_bytes: GPU memory for what comes over NCCL, beside
         bucket_bytes; 0: 1 GiB.
-        peers: other engines of this host may be read, too. timeout: seconds for all of it, None: the subscriber's.
+        peers: other engines of this host may be read, too. timeout: seconds for all of it; None and 0: the subscriber's.
 
         Raises DrayError. ETORN: memory was overwritten in part, and the next update repairs it. After any other error
         the memory is as it was."""
@@ -355,8 +355,8 @@ class Subscriber(Laid):
 
 
 def _timeout_ns(timeout):
-    """The timeout of an update in nanoseconds, for which the library takes 0 as the subscriber's."""
-    return 0 if timeout is None else max(1, _l.nanoseconds(timeout))
+    """The timeout of an update in nanoseconds, for which the library takes 0 as the subscriber's, as for None."""
+    return 0 if timeout is None else _l.nanoseconds(timeout)
 
 
 def _bucket(bucket, cuda):

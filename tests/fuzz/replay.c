@@ -134,7 +134,7 @@ static void run_all(int argc, char **argv)
     seed = test_seed();
     int rounds = test_times(&fuzz_rounds ? fuzz_rounds : ROUNDS);
     fuzz_seeds(run_seed, &rounds);
-    run_corpus(argv[0], rounds / 100);
+    run_corpus(argv[0], test_times((&fuzz_rounds ? fuzz_rounds : ROUNDS) / 100));
     fprintf(stderr, "%" PRIu64 " inputs\n", now->count);
 }
 

@@ -454,7 +454,7 @@ static void leaving_trainer(void *user)
     for (uint64_t version = 1; version <= 2; version++) {
         MUST(dray_publisher_publish(o.t.publisher, version, NULL, error));
         if (version == 2) /* the first wait takes memory, for which the driver waits for the GPU */
-            spin(o.cuda, device, o.stream, 4 * LATE_MS);
+            spin(o.cuda, device, o.stream, 8 * LATE_MS);
         MUST(
             dray_publisher_wait_stream(o.t.publisher, version, o.stream, DRAY_WAIT_DEFAULT, error));
     }

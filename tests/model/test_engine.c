@@ -32,6 +32,10 @@ TEST(reads_quantization_config)
     assert_int_equal(q->kind, DRAY_QUANT_TENSOR);
     assert_int_equal(q->ignore_count, 1);
     dray_engine_quant_free(q);
+    text = "{\"text_config\": " FP8 "}}}"; /* of a model of text and images */
+    assert_int_equal(dray_engine_quant_load(config_file(text), &q, NULL), DRAY_OK);
+    assert_non_null(q);
+    dray_engine_quant_free(q);
 }
 
 #define PACKED                                                                                     \

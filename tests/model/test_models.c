@@ -386,6 +386,9 @@ TEST(config_json_errors)
         {"{\"model_type\": \"qwen3_vl\", \"vision_config\": {}, \"text_config\": {" CORE
          ", \"quantization_config\": {\"quant_method\": \"awq\"}}}",
          DRAY_EUNSUPPORTED, "quant_method 'awq'"},
+        {"{\"model_type\": \"qwen3_vl\", \"vision_config\": {}, \"text_config\": {" CORE
+         ", \"quantization_config\": null}, \"quantization_config\": {\"quant_method\": \"awq\"}}",
+         DRAY_EUNSUPPORTED, "quant_method 'awq'"},
         {"{\"model_type\": \"qwen3_5_text\", \"vocab_size\": 100, \"hidden_size\": 32, "
          "\"intermediate_size\": 64, \"num_hidden_layers\": 9000000000000000, "
          "\"num_attention_heads\": 4, \"linear_num_key_heads\": 1, \"linear_key_head_dim\": 1, "

@@ -40,6 +40,10 @@ check(done.returncode == 2 and said in done.stderr, f"long answers to match: {do
 done = run(work / "refused", *OWN, *by_command, *words(("warmup.max_steps=5", "warmup.reward=0.1")))
 said = "train.jsonl:21: a prompt and an answer of 103 tokens"
 check(done.returncode == 2 and said in done.stderr, f"a warm-up with long answers: {done.returncode}, {done.stderr}")
+parts = ("{name: engine, tasks: [rollout, eval], ranks: 1}, {name: trainer, tasks: [old_log_prob, actor], ranks: 1, "
+         "command: exec false}, {name: desk, tasks: [driver, reward, reference, advantage], ranks: 1}")
+done = run(work / "of-its-own", *OWN, *by_command, *words(("warmup.max_steps=5", "warmup.reward=0.1", f"roles=[{parts}]")))
+check(said not in done.stderr, f"a trainer of one's own, which does not warm up: {done.returncode}, {done.stderr}")
 
 # Roles apart, each task in the role that it may have.
 (work / "train.jsonl").write_text(good)

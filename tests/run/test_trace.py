@@ -140,7 +140,7 @@ def waits_for_readers():
                                (1, samples, b"queue claim", -1, 0.5)],
                    "engine": [(2, 0, b"weights update", 1, read_while_the_trainer_waits),
                               (1, samples, b"queue claim", -1, 0.4)],
-                   "grader": [(0, 0, b"reward", -1, 0.01), (1, samples, b"queue claim", -1, 0.6)],
+                   "grader": [(1, samples, b"queue claim", -1, 0.6)],
                    "worker": [(0, 0, b"evaluate", -1, 0.5)]})
     found = trace(folder)
     check({b["process"] for b in found["bubble"]} == {"trainer 0", "engine 0"}, f"readers: {found['bubble']}")

@@ -307,15 +307,21 @@ def wrapped():
 
 
 def tied():
-    """An adapter of a head whose weight is the embedding's, too: merged, it would change both, or neither."""
-    model = Peft()
-    inner = model.base_model.model
-    inner.head = Lora(16, 37)
-    inner.head.base_layer.weight = inner.embed.weight
-    with tempfile.TemporaryDirectory() as folder:
-        error = refused(dray.DrayError, "head.base_layer.weight: a weight of its own expected", dray.checkpoint.save,
-                        folder, 1, dray.adapters.merged(model))
-    assert error.name == "EUNSUPPORTED"
+    """An adapter of a head whose weight is the embedding's, too, which is named before it or behind it: merged, it would
+    change both, or neither."""
+    for other in ("embed", "tail"):
+        model = Peft()
+        inner = model.base_model.model
+        inner.head = Lora(16, 37)
+        if other == "tail":
+            inner.tail = torch.nn.Linear(16, 37, bias=False)
+            inner.tail.weight = inner.head.base_layer.weight
+        else:
+            inner.head.base_layer.weight = inner.embed.weight
+        with tempfile.TemporaryDirectory() as folder:
+            error = refused(dray.DrayError, "head.base_layer.weight: a weight of its own expected", dray.checkpoint.save,
+                            folder, 1, dray.adapters.merged(model))
+        assert error.name == "EUNSUPPORTED"
 
 
 def main():

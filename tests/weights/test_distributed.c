@@ -91,7 +91,7 @@ CLUSTER_TEST(test_random_hosts)
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
     uint64_t seed = test_seed();
-    for (int i = 0; i < test_times(8); i++, seed++) {
+    for (int i = 0; i < 8 * (1 + test_scale()); i++, seed++) {
         if (cluster_skips((size_t)i))
             continue;
         uint64_t x = mix(seed);

@@ -131,7 +131,7 @@ def plain_pairs():
 
 
 def timeouts():
-    """A call that is given no timeout takes its subscriber's, and with 0 it waits for nobody."""
+    """A call that is given no timeout, or 0, takes its subscriber's."""
     begun = time.monotonic()
     with Context(role="engine") as engine, \
             Subscriber({"w": np.zeros(4, np.float32)}, "nobody", "timeouts", context=engine, timeout=0.2) as subscriber:
@@ -141,6 +141,14 @@ def timeouts():
         refused(DrayError, "prefetched", subscriber.commit)
         subscriber.leave()
     assert time.monotonic() - begun < 30
+    source, target = np.full(1000, 3.0, np.float32), np.zeros(1000, np.float32)
+    with Context(role="trainer") as trainer, Context(role="engine") as engine, \
+            Publisher({"w": source}, "there", context=trainer) as publisher, \
+            Subscriber({"w": target}, "there", "timeouts", context=engine) as subscriber:
+        publisher.publish(1)
+        subscriber.update(timeout=0)
+        assert np.array_equal(target, source)
+        publisher.wait()
 
 
 def not_there():

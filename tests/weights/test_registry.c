@@ -241,6 +241,7 @@ static uint64_t come_back(uint64_t member, const char *group)
                                     .incarnation = 1,
                                     .version = 1,
                                     .state = group ? DRAY_GROUP_WHOLE : DRAY_GROUP_EMPTY};
+    static uint64_t tokens;
     const dray__sums none = {0};
     dray__writer w = {0};
     ticket t;
@@ -249,7 +250,8 @@ static uint64_t come_back(uint64_t member, const char *group)
         dray__put_string(&w, group);
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 1);
-    dray__put_u64(&w, 77);
+    dray__put_u64(&w,
+                  group ? 77 : 77 + tokens++); /* a publisher that moves draws one at each try */
     dray__put_string(&w, "");
     dray__put_u32(&w, 1);
     dray__put_u32(&w, 1);

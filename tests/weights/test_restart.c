@@ -382,7 +382,7 @@ static void unheard_trainer(void *user)
     write_version(&t, 1);
     int64_t begin = dray__now();
     CHECK(dray_publisher_wait(t.publisher, 1, DRAY__SECOND / 4, NULL, &said) == DRAY_ETIMEDOUT);
-    CHECK(dray__now() - begin < 6 * DRAY__SECOND);
+    CHECK(dray__now() - begin < 20 * DRAY__SECOND);
     kill(restarted->coordinator, SIGCONT);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     trainer_close(&t);

@@ -131,7 +131,7 @@ CLUSTER_TEST(test_random_clusters)
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
     uint64_t seed = test_seed();
-    for (int i = 0; i < test_times(10); i++, seed++) {
+    for (int i = 0; i < 10 * (1 + test_scale()); i++, seed++) {
         if (cluster_skips((size_t)i))
             continue;
         uint64_t x = mix(seed);

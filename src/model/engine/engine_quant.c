@@ -398,6 +398,8 @@ int dray_engine_quant_load(const char *path, dray_engine_quant **out, dray_error
     if (status)
         return status;
     const json_t *config = json_object_get(json, "quantization_config");
+    if (!config || json_is_null(config)) /* of a model of text and images */
+        config = json_object_get(json_object_get(json, "text_config"), "quantization_config");
     dray_engine_quant *q = NULL;
     if (config && !json_is_null(config))
         status = json_is_object(config) ? read_quant(file, config, &q, error)

@@ -299,6 +299,7 @@ static bool is_set(const json_t *value)
 static int check_quantisation(const config_reading *r)
 {
     const json_t *quant = find(r, "quantization_config");
+    quant = is_set(quant) ? quant : json_object_get(r->json, "quantization_config");
     const char *method = json_string_value(json_object_get(quant, "quant_method"));
     if (!is_set(quant) ||
         (method && (strcmp(method, "fp8") == 0 || strcmp(method, "compressed-tensors") == 0)))

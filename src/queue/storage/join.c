@@ -98,7 +98,8 @@ static int enter(dray__join *j, int64_t timeout_ns, dray_error *error)
     options.timeout_ns = timeout_ns;
     int rc = j->context ? DRAY_OK : dray_open(&options, &j->context, error);
     if (!rc && !j->channel)
-        rc = dray__channel_open(j->context, &j->channel, error);
+        rc = dray__channel_open_until(
+            j->context, dray__deadline(ATTEMPT_MOST_MS * DRAY__MILLISECOND), &j->channel, error);
     if (!rc) /* from now on dray__join_leave ends what the thread waits for */
         __atomic_store_n(&j->socket, dray__channel_socket(j->channel), __ATOMIC_SEQ_CST);
     if (!rc && leaving(j))
@@ -155,6 +156,7 @@ static int reopen(dray__join *j, dray_error *error)
     j->changed |= !same;
     if (rc)
         return rc;
+    __atomic_store_n(&j->socket, -1, __ATOMIC_SEQ_CST);
     dray__channel_close(j->channel);
     j->channel = channel;
     if (j->changed)

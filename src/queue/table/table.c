@@ -253,7 +253,7 @@ static void list_names(const dray__table *table, const uint32_t *columns, const 
     snprintf(out, capacity, "none");
     for (uint32_t i = 0, used = 0; i < count && used < capacity; i++)
         used += (uint32_t)snprintf(out + used, capacity - used, "%s%s", i ? ", " : "",
-                                   columns ? table->columns[columns[i]].name : names[i]);
+                                   names ? names[i] : table->columns[columns[i]].name);
 }
 
 /* Compares the columns that a task needs, or writes (`does`), with those that a caller gives. */

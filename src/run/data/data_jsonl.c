@@ -195,10 +195,12 @@ static int jsonl_check(const void *state, const dray__job *job, const dray__toke
 {
     const jsonl *data = state;
     const char *const paths[] = {job->data.path, job->data.eval_path};
+    const dray__job_role *trainer = dray__job_role_of(job, "actor");
+    bool warms = job->warmup.max_steps > 0 && trainer && !trainer->command[0];
     int rc = DRAY_OK;
     for (int i = 0; i < 2 && !rc; i++)
-        rc = check_lines(job, tokenizer, &data->lines[i], i == 0 && job->warmup.max_steps > 0,
-                         paths[i], positions, error);
+        rc = check_lines(job, tokenizer, &data->lines[i], i == 0 && warms, paths[i], positions,
+                         error);
     return rc;
 }
 

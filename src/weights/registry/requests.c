@@ -162,15 +162,17 @@ static int check_opening(const call *c, const dray__enrolling *m, const dray__ra
 }
 
 /* Returns the entry of a member that registers again a second time, because it has not got the
- * answer to the first. */
+ * answer to the first. A publisher may have drawn another token since, but not another
+ * incarnation. */
 static struct registrant *opened_before(const call *c, const struct model *model,
-                                        const dray__enrolling *m)
+                                        const dray__enrolling *m, const dray__rank_claim *claim)
 {
     for (struct registrant *entry = c->r->entries; entry; entry = entry->next)
         if (entry->member == c->party->member && entry->model == model && entry->claim.given &&
-            entry->rank == m->rank && entry->token == m->token &&
-            (m->group ? entry->group && strcmp(entry->group->name, m->group) == 0
-                      : entry->trainer != NULL))
+            entry->rank == m->rank &&
+            (m->group ? entry->token == m->token && entry->group &&
+                            strcmp(entry->group->name, m->group) == 0
+                      : entry->trainer && entry->claim.incarnation == claim->incarnation))
             return entry;
     return NULL;
 }
@@ -183,6 +185,7 @@ static int open_again(call *c, struct registrant *entry, const dray__enrolling *
     int rc = dray__reg_lay_out(entry, m->regions, m->layout, m->layout_size, error);
     if (rc)
         return rc;
+    entry->token = m->token;
     entry->regions_missing = m->to_put;
     dray__reg_answer(c->r, c->ticket, &dray__u64_fields, &entry->key);
     return DRAY_OK;
@@ -197,7 +200,7 @@ static int open_entry(call *c, const dray__enrolling *m, dray__rank_claim *claim
     struct model *model = dray__reg_model(c->r, m->model, true);
     if (!model)
         return dray__nomem(error);
-    struct registrant *entry = claim->given ? opened_before(c, model, m) : NULL;
+    struct registrant *entry = claim->given ? opened_before(c, model, m, claim) : NULL;
     if (entry)
         return open_again(c, entry, m, error);
     entry = entry_new(c->r, c->party, model, m->rank, m->token, m->endpoint);
