@@ -246,14 +246,12 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
     return true;
 }
 
-/* Writes names of columns: "prompt, response", or "none". */
-static void list_names(const dray__table *table, const uint32_t *columns, const char *const *names,
-                       uint32_t count, char *out, size_t capacity)
+/* Appends the name of a column to a list, "prompt, response", of which `used` bytes are written.
+ * What does not fit is cut off. */
+static void append_name(char *out, size_t capacity, size_t *used, const char *name)
 {
-    snprintf(out, capacity, "none");
-    for (uint32_t i = 0, used = 0; i < count && used < capacity; i++)
-        used += (uint32_t)snprintf(out + used, capacity - used, "%s%s", i ? ", " : "",
-                                   names ? names[i] : table->columns[columns[i]].name);
+    int more = snprintf(out + *used, capacity - *used, "%s%s", *used ? ", " : "", name);
+    *used = more >= 0 && (size_t)more < capacity - *used ? *used + (size_t)more : capacity - 1;
 }
 
 /* Compares the columns that a task needs, or writes (`does`), with those that a caller gives. */
@@ -261,11 +259,14 @@ static int check_names(const dray__table *table, const dray__qtask *task, const 
                        const uint32_t *columns, uint32_t count, const char *const *names,
                        uint32_t name_count, dray_error *error)
 {
-    char expected[160], found[160];
+    char expected[160] = "none", found[160] = "none";
+    size_t expected_used = 0, found_used = 0;
     if (same_names(table, columns, count, names, name_count))
         return DRAY_OK;
-    list_names(table, columns, NULL, count, expected, sizeof expected);
-    list_names(table, NULL, names, name_count, found, sizeof found);
+    for (uint32_t i = 0; i < count; i++)
+        append_name(expected, sizeof expected, &expected_used, table->columns[columns[i]].name);
+    for (uint32_t i = 0; i < name_count; i++)
+        append_name(found, sizeof found, &found_used, names[i]);
     return dray__fail(error, DRAY_EEXIST,
                       "queue %s is open with other tasks: of task %s, which %s %s, found %s",
                       table->name, task->name, does, expected, found);
