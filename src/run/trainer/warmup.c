@@ -95,22 +95,19 @@ static void take_away_long(pairs *p, int64_t positions)
 }
 
 /* Makes a batch of the `rows` pairs from `first` on, without those that are too long. */
-static int make_batch(const dray__host *host, const dray__data *data, uint64_t first, uint32_t rows,
-                      pairs *out, dray_error *error)
+static int make_batch(const dray__host *host, const dray__data *data, int64_t positions,
+                      uint64_t first, uint32_t rows, pairs *out, dray_error *error)
 {
-    dray_model_config config = {0};
     dray__ragged *const parts[] = {&out->prompt, &out->response, &out->mask};
     int rc = DRAY_OK;
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         *parts[i] = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
         rc = parts[i]->offsets ? rc : dray__nomem(error);
     }
-    if (!rc)
-        rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
     for (uint32_t i = 0; i < rows && !rc; i++) {
         rc = add_pair(host, data, first + i, out, error);
         if (!rc)
-            take_away_long(out, config.max_positions);
+            take_away_long(out, positions);
     }
     return rc;
 }
@@ -142,13 +139,14 @@ static int probe(dray__host *host, const pairs *right, double *reward, dray_erro
     return rc;
 }
 
-static int train(dray__host *host, const dray__data *data, int64_t step, dray_error *error)
+static int train(dray__host *host, const dray__data *data, int64_t positions, int64_t step,
+                 dray_error *error)
 {
     dray__learner *self = host->state;
     const dray__job_warmup *warmup = &host->job->warmup;
     pairs right;
     uint32_t rows = (uint32_t)warmup->batch;
-    int rc = make_batch(host, data, (uint64_t)step * rows, rows, &right, error);
+    int rc = make_batch(host, data, positions, (uint64_t)step * rows, rows, &right, error);
     dray__sequences sequences = sequences_of(&right);
     if (!rc)
         rc = dray__trainer_accumulate_sft(self->trainer, &sequences, error);
@@ -170,7 +168,8 @@ static int tell(dray__host *host, int64_t step, double reward, bool done, dray_e
                              error);
 }
 
-static int warm(dray__host *host, const dray__data *data, const pairs *right, dray_error *error)
+static int warm(dray__host *host, const dray__data *data, int64_t positions, const pairs *right,
+                dray_error *error)
 {
     const dray__job_warmup *warmup = &host->job->warmup;
     double reward = 0;
@@ -189,7 +188,7 @@ static int warm(dray__host *host, const dray__data *data, const pairs *right, dr
                               "warmup: reward %.3f after %lld steps (warmup.max_steps), expected "
                               "%.3f (warmup.reward)",
                               reward, (long long)step, warmup->reward);
-        rc = train(host, data, step, error);
+        rc = train(host, data, positions, step, error);
         if (rc)
             return rc;
     }
@@ -198,13 +197,16 @@ static int warm(dray__host *host, const dray__data *data, const pairs *right, dr
 int dray__warmup(dray__host *host, double *reward, double *length, dray_error *error)
 {
     dray__data *data = NULL;
+    dray_model_config config = {0};
     pairs right = {0};
-    int rc = dray__data_open(host->job, &data, error);
+    int rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
     if (!rc)
-        rc = make_batch(host, data, PROBE_FIRST, PROBE_ROWS, &right, error);
+        rc = dray__data_open(host->job, &data, error);
+    if (!rc)
+        rc = make_batch(host, data, config.max_positions, PROBE_FIRST, PROBE_ROWS, &right, error);
     dray_trace_enter(DRAY_SPAN_BUSY, "warm up", -1);
     if (!rc && !reward)
-        rc = warm(host, data, &right, error);
+        rc = warm(host, data, config.max_positions, &right, error);
     dray__sequences sequences = sequences_of(&right);
     if (!rc && reward)
         rc = probe(host, &right, reward, error);
