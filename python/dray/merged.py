@@ -2,6 +2,7 @@
 this rank's part, into memory of their own; the model and its adapters stay what they are."""
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
@@ -92,8 +93,9 @@ class Merged(Given):
     def pairs(self):
         found, left = [], dict(self._targets)
         named = list(self._model.named_parameters(remove_duplicate=False))
+        names = collections.Counter(id(parameter) for _, parameter in named)
         for name, parameter in clean(named):
-            if name in left and sum(other is parameter for _, other in named) > 1:  # it would change the other, too
+            if name in left and names[id(parameter)] > 1:  # it would change the other, too
                 raise DrayError(EUNSUPPORTED, f"{name}: a weight of its own expected, found one that another name has, too")
         for name, parameter in clean(self._model.named_parameters()):
             if ".lora_" in name:
@@ -103,6 +105,8 @@ class Merged(Given):
             target = left.pop(name, None)
             name = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
             found.append((name, target.published() if target else parameter))
+        for name in left:  # else the adapter would be lost
+            raise DrayError(EUNSUPPORTED, f"{name}: a parameter of the model expected, found none")
         return found
 
     def refresh(self, tensors=None):
