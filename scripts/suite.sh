@@ -15,8 +15,8 @@ case $preset in
 asan)
     # OpenBLAS keeps its threads' buffers on purpose. Calls of __tls_get_addr are left alone: gcc 12's
     # runtime takes dynamic TLS that begins 16 bytes into a page for that of glibc 2.19, reads its
-    # size where none is, and its leak checker dies of it.
-    export ASAN_OPTIONS="intercept_tls_get_addr=0:detect_stack_use_after_return=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
+    # size where none is, and its leak checker dies of it. Tests preload a library (tests/house/fork_locks.c).
+    export ASAN_OPTIONS="verify_asan_link_order=0:intercept_tls_get_addr=0:detect_stack_use_after_return=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
     export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
     set -- -L '^c$' "$@"
     ;;

@@ -63,6 +63,9 @@ static void become(const char *program)
     const char *asan = getenv("ASAN_OPTIONS");
     snprintf(path, sizeof path, "%s/%s", build, program);
     snprintf(preload, sizeof preload, "%s/libno_memory.so", build);
+    const char *preloaded = getenv("LD_PRELOAD"); /* fork_locks.c, or none */
+    if (preloaded)
+        snprintf(preload + strlen(preload), sizeof preload - strlen(preload), ":%s", preloaded);
     snprintf(options, sizeof options, "%.800s:verify_asan_link_order=0:detect_leaks=0",
              asan ? asan : "");
     setenv("LD_PRELOAD", preload, 1);
