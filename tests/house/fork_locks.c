@@ -73,3 +73,12 @@ void free(void *memory)
     real(memory);
     pthread_rwlock_unlock(&forks);
 }
+
+/* The leak checker knows the dynamic linker's own memory by the allocator's caller, which is this
+ * library now. */
+const char *__lsan_default_suppressions(void);
+
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:/ld-linux\n";
+}
