@@ -316,11 +316,20 @@ static void end_alone(void)
     restartable_stop(restarted);
 }
 
-/* Another one takes the rank's place before it is back, and leaves again. */
+static void say_told(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, "sums told") == 0)
+        raise_flag(b, TRIED);
+}
+
+/* Another one takes the rank's place before it is back, and leaves again. The coordinator restarts
+ * after it has the sums: the rank would register again to tell them. */
 static void displaced_trainer(void *user)
 {
     (void)user;
     trainer t, other;
+    dray__hook_set(say_told, NULL);
     trainer_open(&t, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
     write_version(&t, 1);
     raise_flag(b, FIRST);
@@ -341,6 +350,7 @@ static void displaced_engine(void *user)
     engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
     await_flag(b, FIRST);
     CHECK(step_of(&e, 0, 1, NULL) == DRAY_OK);
+    await_flag(b, TRIED);
     restartable_restart(restarted);
     engine_open(&other, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
     CHECK(step_of(&e, 0, 3, NULL) == DRAY_EEXIST);
