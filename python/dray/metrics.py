@@ -73,21 +73,21 @@ class Follower:
 
     def __init__(self, run: Union[str, pathlib.Path], sinks: list):
         self.path, self.sinks = pathlib.Path(run) / "metrics.jsonl", sinks
-        self._at, self._step = 0, -1
+        self._at, self._last, self._step = 0, b"", -1  # _last is the line that ends at _at
 
     def look(self) -> int:
         """How many rows were new."""
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, 2) < self._at:  # a resumed run has cut it
-                    self._at = 0
-                file.seek(self._at)
+                file.seek(self._at - len(self._last))
+                if file.read(len(self._last)) != self._last:  # a resumed run has cut it, and may have written more
+                    self._at, self._last = file.seek(0), b""
                 lines = file.read().split(b"\n")[:-1]
         except FileNotFoundError:
             return 0
         new = 0
         for line in lines:
-            self._at += len(line) + 1
+            self._at, self._last = self._at + len(line) + 1, line + b"\n"
             row = json.loads(line)
             if row["step"] <= self._step:
                 continue
