@@ -88,6 +88,7 @@ static int run_trial(dray__study_plan *plan, dray__study_entry *e, dray__study_t
     if (rc)
         return rc;
     int status = wait_for(plan->options, &child);
+    dray__study_run_free(&t->run);
     rc = dray__study_read(t->folder, e->job, &t->run, error);
     plan->stopped = interrupts > 0;
     if (rc || t->run.finished || plan->stopped)
