@@ -146,6 +146,7 @@ for number, name in enumerate(NAMES):
                    "staleness_max": int(draw.integers(0, 3)),
                    "seconds": {"actor": float(draw.uniform())}}
             if step % 3 == 0:
+                row["seconds"]["checkpoint"] = float(draw.uniform())
                 row["eval_accuracy"] = float(min(1, 0.1 + 0.15 * step + 0.05 * draw.normal()))
                 row["eval_version"] = EVALUATED[number][step]
             run.append(row)
@@ -176,7 +177,8 @@ def measured(key):
               "samples_per_s": 96 / seconds[-1],
               "tokens_per_s": sum(row["tokens"] for row in run[1:]) / seconds[-1],
               "staleness_max": max(row["staleness_max"] for row in run[1:]),
-              "seconds.actor": numpy.mean([row["seconds"]["actor"] for row in run[1:]])}
+              "seconds.actor": numpy.mean([row["seconds"]["actor"] for row in run[1:]]),
+              "seconds.checkpoint": numpy.mean([row["seconds"].get("checkpoint", 0) for row in run[1:]])}
     if len(above):
         values["steps_to_accuracy"] = fine[above[0]]
     return values

@@ -21,6 +21,7 @@ typedef struct reading {
     json_t *sums, *counts; /* by flattened key, over the rows of steps */
     json_t *times;         /* sums of the roles' times */
     int64_t step;          /* of the last row; -1 for none */
+    uint32_t rows;         /* of steps */
     double tokens;
     bool scored; /* the last row has an evaluation */
 } reading;
@@ -122,6 +123,7 @@ static int take_row(void *user, json_t *row, const char *path, dray_error *error
         add_object(r, "", row);
         dray__study_add_time(&r->times, row);
         look_for_divergence(r, row);
+        r->rows++;
     }
     r->scored = json_is_number(accuracy);
     int rc = r->scored ? add_point(r, row, json_number_value(accuracy), error) : DRAY_OK;
@@ -131,13 +133,16 @@ static int take_row(void *user, json_t *row, const char *path, dray_error *error
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
+/* Means are over the rows that have the key. Rows without a key of `seconds` are those of steps
+ * that spent no time on it, such as steps without a checkpoint. */
 static void set_means(reading *r)
 {
     const char *key;
     json_t *sum;
     json_object_foreach(r->sums, key, sum)
     {
-        double count = dray__json_number(r->counts, key);
+        bool spent = strncmp(key, "seconds.", 8) == 0;
+        double count = spent ? r->rows : dray__json_number(r->counts, key);
         dray__json_set(&r->run->measures, key, json_real(json_number_value(sum) / count));
     }
 }
