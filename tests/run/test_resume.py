@@ -34,6 +34,14 @@ check(run(folder, resume=True).returncode == 0, "twice: end")
 check_same_run(whole, folder, "killed twice")
 check(run(folder, resume=True).returncode == 0, "resume of a finished run")
 check_same_run(whole, folder, "resumed when finished")
+# With fewer steps than are done it is refused, and nothing is changed.
+config = (folder / "config.yaml").read_text()
+(folder / "config.yaml").write_text(config.replace("steps: 6\n", "steps: 2\n", 1))
+done = run(folder, resume=True)
+check(done.returncode != 0 and "steps: expected 6 or more, which the run has done, found 2" in done.stderr,
+      f"fewer steps: {done.returncode}: {done.stdout}{done.stderr}")
+(folder / "config.yaml").write_text(config)
+check_same_run(whole, folder, "refused with fewer steps")
 # Each resume keeps the timeline that was there, and begins a new one.
 timelines = [json.loads((folder / f"trace{n}.json").read_text()) for n in ("-1", "-2", "-3", "")]
 steps = [{e.get("args", {}).get("step") for e in t["traceEvents"]} for t in timelines]

@@ -263,6 +263,11 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
         folder->first_step = 0;
         rc = check_unled(folder, error);
     }
+    if (!rc && folder->first_step > job->steps)
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "%s/config.yaml: steps: expected %lld or more, which the run has done, "
+                        "found %lld",
+                        folder->path, (long long)folder->first_step, (long long)job->steps);
     if (rc)
         return rc;
     size_t count = json_array_size(folder->rows);
