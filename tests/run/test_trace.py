@@ -106,13 +106,14 @@ def plant(folder, tracks):
 
 
 def waits_for_a_turn():
-    """Two roles that have done nothing yet and wait for a turn on what they share: neither has kept the other waiting, and
-    the critical path ends."""
+    """Two roles that have done nothing yet and wait for a turn on what they share: neither has kept the other waiting,
+    nor has one that began later, and the critical path ends."""
     folder = work / "turns"
     lease = CAUSE_NUMBERS["lease"]
     plant(folder, {"first": [(0, 0, b"publish", 0, 0.05)]})
     plant(folder, {"other": [(1, lease, b"turn", -1, 0.7)],
                    "one": [(1, lease, b"turn", -1, 0.3), (0, 0, b"publish", 1, 0.05)]})
+    plant(folder, {"later": [(0, 0, b"loop", -1, 0.05)]})  # begins when the waits are over
     found = trace(folder, "--bubbles", "10")
     check([s["step"] for s in found["step"]] == [1], f"turns: {found['step']}")
     path = found["step"][0]["path"]

@@ -173,8 +173,8 @@ static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dra
             while (k && (k == other->count || other->spans[k].begin_ns >= wait->end_ns ||
                          other->spans[k].kind == DRAY_SPAN_WAIT))
                 k--;
-            if (other->spans[k].kind == DRAY_SPAN_WAIT)
-                continue; /* it has done nothing but wait until then */
+            if (other->spans[k].kind == DRAY_SPAN_WAIT || other->spans[k].begin_ns >= wait->end_ns)
+                continue; /* it has done nothing but wait until then, or was not there yet */
             ns = other->spans[k].end_ns < wait->end_ns ? other->spans[k].end_ns : wait->end_ns;
         }
         if (ns > found.ns)
