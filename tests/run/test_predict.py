@@ -78,6 +78,26 @@ for path in twice.glob("trace/engine*.lengths"):
 said = simulate(twice)
 check(0.5 < said["step_seconds"]["mean"] / same["step_seconds"]["mean"] < 2, f"twice: {said}, once: {same}")
 
+# Times of runs with other numbers of ranks are averaged as those of as many: their order does not matter.
+small, large = work / "small", work / "large"
+ONE = ("roles.engine.ranks=1", "roles.trainer.ranks=1")
+done = run(small, *words(ONE))
+check(done.returncode == 0, done.stderr)
+shutil.copytree(small, large)
+config = json.loads((large / "config.json").read_text())
+for role in config["roles"]:
+    role["ranks"] *= 1 if role["name"] == "desk" else 4
+(large / "config.json").write_text(json.dumps(config))
+seconds = []
+for traces in ((small, small), (large, large), (small, large), (large, small)):
+    line = [PROGRAM, "simulate", str(job_file), "--json", *words(ONE)]
+    line += [word for folder in traces for word in ("--trace", str(folder))]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, cwd=work)
+    check(done.returncode == 0, f"ranks: {done.stderr}")
+    seconds.append(json.loads(done.stdout)["step_seconds"]["mean"])
+check(seconds[1] > 1.1 * seconds[0] and seconds[0] < seconds[2] < seconds[1], f"ranks: {seconds}")
+check(abs(seconds[3] / seconds[2] - 1) < 0.01, f"ranks: the order of traces matters: {seconds}")
+
 # What is no trace of this job, or no whole one, is refused by name, and says where.
 done = dray("simulate", trace, ("rollout.samples=2", "rollout.prompts=8"))
 check(done.returncode == 2 and "the trace is of another job: expected rollout.prompts 8, found 4" in done.stderr, done)

@@ -638,7 +638,31 @@ static bool is_there(const dray__cost *c)
     return c->fixed + c->row + c->token > 0;
 }
 
-/* Averages services. For a task that not all traces have, it is the mean of those that do. */
+static double of_ranks(int64_t had, int64_t has)
+{
+    return had > 0 && has > 0 ? (double)had / (double)has : 1;
+}
+
+/* Returns the services of a run as they would be with the ranks of another one: work that is
+ * divided among ranks takes the longer the fewer there are (loop.c). */
+static dray__services with_ranks(const dray__services *one, const dray__services *as)
+{
+    dray__services made = *one;
+    if (!one->by_ranks)
+        return made;
+    double engine = of_ranks(one->engine_ranks, as->engine_ranks),
+           trainer = of_ranks(one->trainer_ranks, as->trainer_ranks);
+    made.token_fixed *= engine;
+    made.token_row *= engine;
+    made.tasks[DRAY__SIM_ACTOR].row *= trainer;
+    made.tasks[DRAY__SIM_ACTOR].token *= trainer;
+    made.tasks[DRAY__SIM_OLD].row *= trainer;
+    made.tasks[DRAY__SIM_OLD].token *= trainer;
+    return made;
+}
+
+/* Averages services, as those of runs with the ranks of the first. For a task that not all traces
+ * have, it is the mean of those that do. */
 static void average(const dray__services *all, uint32_t count, dray__services *out)
 {
     for (int task = 0; task < DRAY__SIM_TASKS; task++) {
@@ -647,7 +671,8 @@ static void average(const dray__services *all, uint32_t count, dray__services *o
         uint32_t there = 0;
         *to = (dray__cost){0};
         for (uint32_t i = 0; i < count; i++) {
-            const double *one = (const double *)(const void *)&all[i].tasks[task];
+            const dray__services is = with_ranks(&all[i], &all[0]);
+            const double *one = (const double *)(const void *)&is.tasks[task];
             bool has = is_there(&all[i].tasks[task]);
             there += has;
             for (size_t k = 0; has && k < sizeof(*to) / sizeof(double); k++)
@@ -664,8 +689,9 @@ static void average(const dray__services *all, uint32_t count, dray__services *o
         double sum = 0;
         uint32_t there = 0;
         for (uint32_t i = 0; i < count; i++) {
+            const dray__services is = with_ranks(&all[i], &all[0]);
             double one;
-            memcpy(&one, (const char *)&all[i] + scalars[k], sizeof(one));
+            memcpy(&one, (const char *)&is + scalars[k], sizeof(one));
             sum += one;
             there += one > 0; /* nothing is prefetched in sync */
         }
