@@ -56,6 +56,10 @@ check(done.returncode == 0 and [line["event"] for line in lines] == ["split"] * 
 rates = [line["samples_per_s"] for line in lines[:-1]]
 check(all(a * 1.002 >= b for a, b in zip(rates, rates[1:])), f"size: not the best first: {rates}")
 check(all(line["instances"] + line["ranks"] == 5 for line in lines[:-1]), f"size: {lines}")
+# All settings of the roles are in what it prints.
+done = dray("size", trace, ("schedule=async", "roles.engine.env=[A=b]", "roles.desk.nice=3"), "--devices", "5",
+            "--apply")
+check('env: ["A=b"]' in done.stdout and "nice: 3" in done.stdout, f"applied: {done.stdout}")
 done = dray("size", trace, ("schedule=async",), "--devices", "5", "--apply")
 applied = work / "applied.yaml"
 applied.write_text(TINY + done.stdout)

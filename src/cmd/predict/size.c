@@ -2,6 +2,7 @@
  */
 #include "base/json.h"
 #include "cmd/predict/predict.h"
+#include "run/job/settings.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,27 +31,34 @@ static const char *bottleneck(const dray__job *job, const dray__sizing *s)
                                                                     : job->roles[trainer].name;
 }
 
-static void print_roles(const dray__job *job, const dray__sizing *s)
+/* Prints the roles as the job has them, with all of their settings, but for the split. */
+static int print_roles(const dray__job *job, const dray__sizing *s, dray_error *error)
 {
+    dray__job changed = *job;
+    dray__job_role roles[64];
     uint32_t engine, trainer;
+    char *text = NULL;
     dray__size_roles(job, &engine, &trainer);
-    printf("roles:\n");
+    memcpy(roles, job->roles, job->role_count * sizeof(*roles));
+    roles[engine].instances = s->instances;
+    roles[trainer].ranks = s->ranks;
     for (uint32_t i = 0; i < job->role_count; i++) {
-        const dray__job_role *r = &job->roles[i];
-        printf("  - name: %s\n    tasks: [", r->name);
-        for (uint32_t k = 0; k < r->task_count; k++)
-            printf("%s%s", k ? ", " : "", r->tasks[k]);
-        printf("]\n    ranks: %lld\n    instances: %lld\n",
-               (long long)(i == trainer ? s->ranks : r->ranks),
-               (long long)(i == engine ? s->instances : r->instances));
-        if (r->command[0]) {
-            json_t *command = json_string(r->command);
-            char *text = dray__json_text(command, JSON_ENCODE_ANY);
-            printf("    command: %s\n", text ? text : "");
-            free(text);
-            json_decref(command);
-        }
+        bool here = job->roles[i].local == dray__role_places(&job->roles[i]);
+        int64_t places = dray__role_places(&roles[i]);
+        roles[i].local = here || roles[i].local > places ? places : roles[i].local;
     }
+    changed.roles = roles;
+    int rc = dray__settings_yaml(&changed, &text, error);
+    const char *line = rc ? NULL : strstr(text, "\nroles:\n");
+    /* The section's lines are those that begin with a space or with an item of the list. */
+    while (line) {
+        size_t length = strcspn(line + 1, "\n");
+        printf("%.*s\n", (int)length, line + 1);
+        line += length + 1;
+        line = *line && (line[1] == ' ' || line[1] == '-') ? line : NULL;
+    }
+    free(text);
+    return rc;
 }
 
 static void print_json(const arguments *a, const dray__job *job, const dray__sizing *splits,
@@ -131,7 +139,7 @@ int cmd_size(int argc, char **argv)
     int rc = dray__size(job, &services, a.devices, a.staleness, splits, &count, &engine_more,
                         &trainer_more, &error);
     if (!rc && a.apply)
-        print_roles(job, &splits[0]);
+        rc = print_roles(job, &splits[0], &error);
     else if (!rc && a.with.json)
         print_json(&a, job, splits, count, engine_more, trainer_more, services.estimated);
     else if (!rc)
