@@ -38,6 +38,14 @@ text = (one / "report.html").read_text()
 check(not re.search(r"""(src|href)\s*=\s*["'](?!data:)|@import|url\(""", text), "the page names another file")
 before = data_of(one / "report.html")
 check(report(one).returncode == 0 and data_of(one / "report.html") == before, "dray report makes another page")
+# Another process may write the page of the same run at the same moment.
+half = other / ".report.html.partial"
+half.write_text("of another process")
+check(report(other).returncode == 0 and half.exists(), "two write one page")
+half.unlink(missing_ok=True)
+both = beside_each_other(*[(report, one)] * 5)
+check(not any(done.returncode for done in both), f"five at once: {both}")
+check(data_of(one / "report.html") == before and not list(one.glob("*report.html?*")), "five at once: the page")
 done = report(one, other, "-o", "both.html")
 check(done.returncode == 0 and len(data_of(work / "both.html")["runs"]) == 2, f"both: {done.stderr}")
 

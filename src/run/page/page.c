@@ -6,8 +6,10 @@
 #include "run/page/embedded.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The text in page.html that the data replace. */
 static const char mark[] = "\"DATA\"";
@@ -97,13 +99,25 @@ int dray__page_write(const char *const *folders, uint32_t count, bool live, FILE
     return rc;
 }
 
+/* Writes the page beside its place, under a name of this process, because a run that ends and `dray
+ * report` may write the same page at once. */
 int dray__page_write_file(const char *const *folders, uint32_t count, const char *path,
                           dray_error *error)
 {
-    FILE *out = dray__begin_file(path);
-    if (!out)
-        return dray__fail_errno(error, errno, "%s", path);
-    int rc = dray__page_write(folders, count, false, out, error);
-    int ended = dray__end_file(out, !rc, path, rc ? NULL : error);
-    return rc ? rc : ended;
+    char *own;
+    if (asprintf(&own, "%s.%ld.tmp", path, (long)getpid()) < 0)
+        return dray__nomem(error);
+    FILE *out = dray__open_stream(own, "w");
+    int rc = out ? dray__page_write(folders, count, false, out, error)
+                 : dray__fail_errno(error, errno, "%s", path);
+    if (!rc && (fflush(out) || fsync(fileno(out))))
+        rc = dray__fail_errno(error, errno, "%s", path);
+    if (out && fclose(out) && !rc)
+        rc = dray__fail_errno(error, errno, "%s", path);
+    if (!rc && rename(own, path) < 0)
+        rc = dray__fail_errno(error, errno, "%s", path);
+    if (rc && out)
+        unlink(own);
+    free(own);
+    return rc;
 }
