@@ -70,6 +70,26 @@ for name, at, first in (("queue", shown["queue"]["at"], 0), ("updates", shown["u
     check(len(seen) == 50 and right, f"late times: {name}: {seen}")
 check(numbers(shown["queue"]["columns.prompt"], 50) == list(range(50)), f"late times: {shown['queue']}")
 
+# Of a run of many rows each point is the mean of some: a step in which a role did not wait, or that has no stale token,
+# counts as 0.
+long, made = work / "long", []
+for step in range(10001):
+    row = {"step": step, "samples": 16, "step_seconds": 0.5, "staleness_tokens": [4, 6] if step % 2 else [10],
+           "time": {"engine": {"processes": 2, "busy": 0.75, "transfer": 0.0, "wait": {"samples": 0.25}}}}
+    if step % 2:
+        row["time"]["engine"]["wait"] = {"weights": 0.25}
+    made.append(row)
+shutil.copytree(other, long)
+(long / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+check(report(long).returncode == 0, "long")
+shown = data_of(long / "report.html")["runs"][0]
+check(shown["stride"] > 1 and 10001 % shown["stride"], f"long: {shown['stride']} rows a point")
+check_values("long", shown, made)
+points = -(-10001 // shown["stride"])
+stale = [numbers(shown["curves"][f"stale.{k}"], points) for k in (0, 1)]
+whole = sum(sum(kind[:-1]) for kind in stale) * shown["stride"] / (10001 - 10001 % shown["stride"])
+check(same(whole, 10), f"long: {whole} tokens a step by their staleness, of 10")
+
 for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an object"),
                                 ("events.jsonl", "{\n", "line 1"),
                                 ("metrics.jsonl", '{"step": "x"}\n', "metrics.jsonl: line 1: expected a row"),

@@ -74,22 +74,43 @@ static void free_table(table *t)
     dray__map_free(&t->by_key);
 }
 
-/* Returns a point of a curve: the mean of `stride` rows, or the largest value for keys that end in
- * _max. */
-static double point(const curve *c, uint32_t first, uint32_t stride)
+/* Returns the curve that has a value in each row where a missing value of this key means 0: a
+ * role's time has no key for a cause that it did not wait for, and a row's staleness ends with the
+ * stalest token. NULL when a missing value is not known. */
+static const curve *beside(const table *t, const char *key)
 {
+    char name[160] = "stale.0";
+    uint32_t at;
+    if (strncmp(key, "time.", 5) == 0)
+        snprintf(name, sizeof(name), "%.*s.processes", 5 + (int)strcspn(key + 5, "."), key);
+    else if (strncmp(key, "stale.", 6) != 0)
+        return NULL;
+    return dray__map_get(&t->by_key, name, &at) ? &t->curves[at] : NULL;
+}
+
+static double value_at(const curve *c, uint32_t row)
+{
+    return c && row < c->count ? c->values[row] : NAN;
+}
+
+/* Returns a point of a curve: the mean of `stride` rows, or the largest value for keys that end in
+ * _max. NaN when none of the rows has the key. */
+static double point(const table *t, const curve *c, uint32_t first, uint32_t stride)
+{
+    const curve *other = beside(t, c->key);
     size_t length = strlen(c->key);
-    bool most = length > 4 && strcmp(c->key + length - 4, "_max") == 0;
-    double sum = NAN;
-    uint32_t there = 0;
-    for (uint32_t i = first; i < first + stride && i < c->count; i++) {
-        double value = c->values[i];
+    bool most = length > 4 && strcmp(c->key + length - 4, "_max") == 0, any = false;
+    double sum = 0;
+    uint32_t rows = 0;
+    for (uint32_t i = first; i < first + stride; i++) {
+        double value = value_at(c, i);
+        rows += !isnan(value) || !isnan(value_at(other, i));
         if (isnan(value))
             continue;
-        sum = !there ? value : most ? fmax(sum, value) : sum + value;
-        there++;
+        sum = most && any ? fmax(sum, value) : most ? value : sum + value;
+        any = true;
     }
-    return most || !there ? sum : sum / there;
+    return !any ? (double)NAN : most ? sum : sum / rows;
 }
 
 static json_t *write_table(const table *t, uint32_t stride)
@@ -99,7 +120,7 @@ static json_t *write_table(const table *t, uint32_t stride)
     double *values = malloc((points + (size_t)1) * sizeof(*values));
     for (uint32_t i = 0; i < t->count && values; i++) {
         for (uint32_t k = 0; k < points; k++)
-            values[k] = point(&t->curves[i], k * stride, stride);
+            values[k] = point(t, &t->curves[i], k * stride, stride);
         dray__json_set(&out, t->curves[i].key, dray__page_floats(values, points));
     }
     if (!values) {
