@@ -71,7 +71,7 @@ for name, at, first in (("queue", shown["queue"]["at"], 0), ("updates", shown["u
 check(numbers(shown["queue"]["columns.prompt"], 50) == list(range(50)), f"late times: {shown['queue']}")
 
 # Of a run of many rows each point is the mean of some: a step in which a role did not wait, or that has no stale token,
-# counts as 0.
+# counts as 0. What follows from the rows, such as the samples until a point, counts each row once.
 long, made = work / "long", []
 for step in range(10001):
     row = {"step": step, "samples": 16, "step_seconds": 0.5, "staleness_tokens": [4, 6] if step % 2 else [10],
@@ -89,6 +89,18 @@ points = -(-10001 // shown["stride"])
 stale = [numbers(shown["curves"][f"stale.{k}"], points) for k in (0, 1)]
 whole = sum(sum(kind[:-1]) for kind in stale) * shown["stride"] / (10001 - 10001 % shown["stride"])
 check(same(whole, 10), f"long: {whole} tokens a step by their staleness, of 10")
+if shutil.which("node"):
+    script = re.search(r"<script>(.*)</script>", (long / "report.html").read_text(), re.S)[1]
+    parts = [re.search(pattern, script, re.S | re.M)[0] for pattern in (
+        r"^function bytesOf.*?^}$", r"^function floats.*?^}$", r"^for \(const run of DATA.runs\).*?^}$",
+        r"^function settle.*?^}$", r"^function at\(.*?$", r"^function meanOf.*?$")]
+    data = json.dumps(data_of(long / "report.html"))
+    (work / "settle.js").write_text(f"const DATA = {data};\n" + "\n".join(parts) + """
+const run = DATA.runs[0], end = run.points - 1;
+console.log(JSON.stringify([run.samples[end], run.time[end], meanOf(run, i => at(run, "step", i), 0)]));
+""")
+    done = subprocess.run(["node", work / "settle.js"], capture_output=True, text=True, timeout=PATIENCE)
+    check(done.returncode == 0 and json.loads(done.stdout) == [16 * 10001, 0.5 * 10001, 5000], f"long: {done}")
 
 for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an object"),
                                 ("events.jsonl", "{\n", "line 1"),
