@@ -10,6 +10,8 @@ with needs:
 
 import dray
 from dray.parameters import FlatPart
+from dray.record.provenance import Book, Store
+from dray.record.rectangles import Place
 from dray.record.tensors import NotRecorded
 from dray.weights import Block, Context, Publisher, Subscriber, megatron_shards, record_source
 from served import refused
@@ -214,9 +216,32 @@ def another_dtype():
         assert torch.equal(taken["x"], x)
 
 
+def memory_of_a_gpu(real=torch.unique):
+    """Constants of memory on a GPU: what is found there is brought here before it says which of them lie where."""
+    class There:  # as CUDA's tensors, it is no index of a tensor in host memory
+        def __init__(self, of):
+            self.of = of
+
+        def cpu(self):
+            return self.of
+
+    def unique(x, return_inverse):
+        values, which = real(x, return_inverse=return_inverse)
+        return values, There(which)
+
+    book, own = Book(), torch.tensor([2., 0, 2, 3])
+    torch.unique = unique
+    try:
+        codes = Store(book, 4, F32, own).codes(Place(0, (4,), (1,)))
+    finally:
+        torch.unique = real
+    assert [book.value_of(code).value for code in codes.tolist()] == own.tolist()
+
+
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as engine:
-        for case in (ranks_publish, random_cuts, rows_that_are_apart, another_dtype, what_convert_computes):
+        for case in (ranks_publish, random_cuts, rows_that_are_apart, another_dtype, what_convert_computes,
+                     memory_of_a_gpu):
             begun = time.monotonic()
             case()
             print(f"{case.__name__}: {time.monotonic() - begun:.1f} s")

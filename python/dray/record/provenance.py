@@ -307,7 +307,7 @@ class Store:
                                      return_inverse=True)
         if len(values) > 1024:
             return torch.full((self.count,), self.book.entry(Computed("data of the loader's own")))
-        return torch.tensor([self.book.entry(Fill(v)) for v in values.tolist()])[which]
+        return torch.tensor([self.book.entry(Fill(v)) for v in values.tolist()])[which.cpu()]
 
     def _codes_of(self, value, sizes):
         return codes_of(self.book, value, sizes)
