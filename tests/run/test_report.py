@@ -93,14 +93,15 @@ if shutil.which("node"):
     script = re.search(r"<script>(.*)</script>", (long / "report.html").read_text(), re.S)[1]
     parts = [re.search(pattern, script, re.S | re.M)[0] for pattern in (
         r"^function bytesOf.*?^}$", r"^function floats.*?^}$", r"^for \(const run of DATA.runs\).*?^}$",
-        r"^function settle.*?^}$", r"^function at\(.*?$", r"^function meanOf.*?$")]
+        r"^function settle.*?^}$", r"^function at\(.*?$", r"^function last\(.*?$", r"^function lastStep.*?$",
+        r"^function meanOf.*?$")]
     data = json.dumps(data_of(long / "report.html"))
     (work / "settle.js").write_text(f"const DATA = {data};\n" + "\n".join(parts) + """
 const run = DATA.runs[0], end = run.points - 1;
-console.log(JSON.stringify([run.samples[end], run.time[end], meanOf(run, i => at(run, "step", i), 0)]));
+console.log(JSON.stringify([run.samples[end], run.time[end], meanOf(run, i => at(run, "step", i), 0), lastStep(run)]));
 """)
     done = subprocess.run(["node", work / "settle.js"], capture_output=True, text=True, timeout=PATIENCE)
-    check(done.returncode == 0 and json.loads(done.stdout) == [16 * 10001, 0.5 * 10001, 5000], f"long: {done}")
+    check(done.returncode == 0 and json.loads(done.stdout) == [16 * 10001, 0.5 * 10001, 5000, 10000], f"long: {done}")
 
 for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an object"),
                                 ("events.jsonl", "{\n", "line 1"),
