@@ -196,6 +196,21 @@ TEST(full_slots_obey_littles_law)
     free(s.lengths);
 }
 
+/* Where all responses are as long, a fit may give their whole time to the batches of rows. Where a
+ * run takes long, what is left of a response may be too short to change the time. */
+TEST(slots_go_on_without_a_time_for_tokens)
+{
+    alarm(60);
+    dray__services s = services_of(0, 1e-5);
+    s.tasks[DRAY__SIM_ROLLOUT].fixed = 0.01;
+    takes("async", MORE("rollout.batching=continuous", "staleness=8"), &s, 32 * 0.01);
+    free(s.lengths);
+    s = services_of(0.01, 1e6);
+    takes("async", MORE("rollout.batching=continuous", "staleness=8"), &s, 4e6);
+    free(s.lengths);
+    alarm(0);
+}
+
 /* Staleness follows from the rules: 0 in sync, 1 in one_step_async, at most that of async. */
 TEST(staleness_is_the_schedules)
 {

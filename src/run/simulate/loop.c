@@ -344,6 +344,7 @@ static bool may_take(const sim *s)
 
 static void take(sim *s, server *v, int32_t version)
 {
+    double from = fmax(v->last, s->now); /* finished rows may keep the engine until then */
     v->held = version;
     v->drains = false;
     if (s->continuous && v->count && s->job->update == DRAY__UPDATE_ANEW)
@@ -353,10 +354,11 @@ static void take(sim *s, server *v, int32_t version)
             r->version = version;
         }
     if (s->continuous && v->count) { /* rows under way make no progress meanwhile */
-        v->last = s->now + s->services->take;
+        v->last = from + s->services->take;
         return;
     }
-    begin(s, v, TAKING, s->services->take);
+    begin(s, v, TAKING, from - s->now + s->services->take);
+    v->began = from;
 }
 
 static uint64_t admitted(const sim *s)
@@ -466,8 +468,10 @@ static bool go_on(sim *s, server *v)
     if (v->busy == TAKING)
         return false;
     advance(s, v);
+    /* What is left of a row may be too short to change the time. */
+    double each = token_seconds(s, v);
     for (uint32_t i = 0; i < v->count;) {
-        if (v->left[i] > 1e-9) {
+        if (v->left[i] > 1e-9 && v->last + v->left[i] * each > s->now) {
             i++;
             continue;
         }
@@ -497,8 +501,8 @@ static bool go_on(sim *s, server *v)
         }
         s->begun += v->count - had;
         mark_claimed(s, v, had, DRAY__SIM_ROLLOUT);
-        if (!had)
-            v->last = s->now;
+        if (!had) /* the last rows may keep the engine for a time yet */
+            v->last = fmax(v->last, s->now);
         any = true;
     }
     return any || takes;
