@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Sequence
@@ -126,7 +127,8 @@ class Run:
             probe.bind((address, 0))
             port = probe.getsockname()[1]
         self._settings = [*settings, f"listen=tcp:{address}:{port}"]
-        self._process, self._stopped, self._epoch = None, False, 0
+        self._process, self._stopped = None, False
+        self._lock = threading.Lock()  # between a start and stop(), which come in different threads
 
     def settings(self) -> list:
         return self._settings
@@ -138,11 +140,16 @@ class Run:
             resume = os.path.exists(os.path.join(self._folder, "config.yaml"))
             words = ["--resume", self._folder] if resume else [self._job, "--out", self._folder,
                                                                *_sets(self._settings)]
-            self._process = _Process([program(), "run", *words], signal.SIGKILL)
+            with self._lock:
+                if self._stopped:
+                    return 130
+                self._process = _Process([program(), "run", *words], signal.SIGKILL)
             status, last = self._process.wait()
             if status in (0, 130) or status == 2 or self._stopped:
                 break
             print(f"the run died ({last[-1:]}); {self._restarts - attempt} more starts", flush=True)
+        if self._stopped and status == -signal.SIGINT:  # before it took the signal as a wish
+            return 130
         if status not in (0, 130):
             raise RuntimeError(f"dray run: status {status}: " + "\n".join(last))
         return status
@@ -159,9 +166,10 @@ class Run:
 
     def stop(self) -> None:
         """Ends the run after its step and a checkpoint."""
-        self._stopped = True
-        if self._process:
-            self._process.signal(signal.SIGINT)
+        with self._lock:
+            self._stopped = True
+            if self._process:
+                self._process.signal(signal.SIGINT)
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=2)
