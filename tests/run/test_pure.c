@@ -3,6 +3,7 @@
 #include "run/data/data.h"
 #include "run/desk/advantage.h"
 #include "run/desk/reward.h"
+#include "run/job/contract.h"
 #include "run/job/job.h"
 #include "run/job/tasks.h"
 #include "run/job/tree.h"
@@ -549,6 +550,53 @@ TEST(path_of_a_role)
 
 /* What a command says must be a number, all of the line, and a finite one; the next line counts,
  * and another line, which nobody asked for, is refused before the next question. */
+/* Expects this $CUDA_VISIBLE_DEVICES, and no other, of the second of two instances with `devices`.
+ * `own` is this process's, and `env` the role's. */
+static void expect_gpus(const char *own, const char *devices, const char *env, const char *expected)
+{
+    char name[] = "engine", here[64], variable[64];
+    char *list[] = {variable};
+    snprintf(here, sizeof here, "%s", devices);
+    snprintf(variable, sizeof variable, "%s", env ? env : "OTHER=1");
+    const dray__job_role role = {
+        .name = name, .devices = here, .ranks = 1, .instances = 2, .env = list, .env_count = 1};
+    const dray__orders orders = {.role = &role,
+                                 .job = "job",
+                                 .folder = "/run",
+                                 .config = "/run/config.json",
+                                 .address = "unix:/run/socket",
+                                 .leases = "",
+                                 .instance = 1,
+                                 .epoch = 1,
+                                 .group_fd = -1};
+    if (own)
+        setenv("CUDA_VISIBLE_DEVICES", own, 1);
+    char **environment = dray__contract_write(&orders);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    assert_non_null(environment);
+    const char *found = NULL;
+    for (char **at = environment; *at; at++) {
+        if (strncmp(*at, "CUDA_VISIBLE_DEVICES=", 21) != 0)
+            continue;
+        if (found)
+            fail_msg("two of them: %s, %s", found, *at + 21);
+        found = *at + 21;
+    }
+    assert_string_equal(found ? found : "none", expected);
+    dray__environment_free(environment);
+}
+
+TEST(gpus_of_a_role_are_among_those_of_the_run)
+{
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    expect_gpus(NULL, "cuda:0-3", NULL, "2,3");
+    expect_gpus("4,5,6,7", "cuda:0-3", NULL, "6,7");
+    expect_gpus("4,GPU-2b,6", "cuda:0,1", NULL, "GPU-2b");
+    expect_gpus("4,5,6,7", "cpu:0", NULL, "4,5,6,7");
+    expect_gpus("4,5,6,7", "", NULL, "4,5,6,7");
+    expect_gpus("4,5,6,7", "cuda:0-3", "CUDA_VISIBLE_DEVICES=1", "1");
+}
+
 TEST(rewards_of_a_command)
 {
     static const struct {

@@ -104,11 +104,27 @@ static bool given(const dray__job_role *role, const char *variable)
     return false;
 }
 
-static void inherit(list *l, const dray__job_role *role, bool redis)
+static const char visible_name[] = "CUDA_VISIBLE_DEVICES=";
+
+/* Gets the GPUs of the orders' process. Returns false when they are not the contract's to choose.
+ */
+static bool gpus_of(const dray__orders *o, dray__devices *own)
 {
+    return !given(o->role, visible_name) &&
+           dray__devices_read(o->role->devices, o->instance, (uint32_t)o->role->instances, own,
+                              NULL) == DRAY_OK &&
+           strcmp(own->kind, "cuda") == 0;
+}
+
+static void inherit(list *l, const dray__orders *o)
+{
+    const dray__job_role *role = o->role;
+    dray__devices own;
+    bool redis = o->redis && role->task_count, gpus = gpus_of(o, &own);
     for (char **at = environ; *at; at++)
         if ((!dray__is_secret(*at) || (redis && is_password(*at))) && !dray__contract_sets(*at) &&
-            !given(role, *at))
+            !given(role, *at) &&
+            !(gpus && strncmp(*at, visible_name, sizeof(visible_name) - 1) == 0))
             add(l, "%s", *at);
     for (uint32_t i = 0; i < role->env_count; i++)
         add(l, "%s", role->env[i]);
@@ -147,19 +163,38 @@ static void add_own(list *l, const dray__orders *o)
         add(l, "DRAY_TOKEN_FILE=%s", o->token_file);
 }
 
+/* Returns the name of a GPU of this process, whose own $CUDA_VISIBLE_DEVICES says which ones have
+ * the numbers 0, 1, ... here: a part of that text, or NULL when the number is the name. */
+static const char *name_of_gpu(uint32_t number, int *length)
+{
+    const char *at = getenv("CUDA_VISIBLE_DEVICES");
+    for (uint32_t i = 0; at && i < number; i++)
+        at = (at = strchr(at, ',')) ? at + 1 : NULL;
+    *length = at ? (int)strcspn(at, ",") : 0;
+    return *length ? at : NULL;
+}
+
 static void add_visible(list *l, const dray__orders *o)
 {
-    char visible[8 * DRAY__DEVICES_MAX];
-    size_t used = 0;
+    char *text = NULL;
+    size_t size;
     dray__devices own;
-    if (dray__devices_read(o->role->devices, o->instance, (uint32_t)o->role->instances, &own,
-                           NULL) ||
-        strcmp(own.kind, "cuda") != 0)
+    if (!gpus_of(o, &own))
         return;
-    for (uint32_t i = 0; i < own.count; i++)
-        used += (size_t)snprintf(visible + used, sizeof(visible) - used, "%s%u", i ? "," : "",
-                                 own.numbers[i]);
-    add(l, "CUDA_VISIBLE_DEVICES=%s", visible);
+    FILE *out = open_memstream(&text, &size);
+    for (uint32_t i = 0; out && i < own.count; i++) {
+        int length;
+        const char *name = name_of_gpu(own.numbers[i], &length);
+        fputs(i ? "," : "", out);
+        if (name)
+            fprintf(out, "%.*s", length, name);
+        else
+            fprintf(out, "%u", own.numbers[i]);
+    }
+    l->failed = !out || fclose(out) || l->failed;
+    if (!l->failed)
+        add(l, "%s%s", visible_name, text);
+    free(text);
 }
 
 /* Adds torchrun's variables. All ranks of the instance are one worker group; local ranks are
@@ -192,7 +227,7 @@ static void add_torch(list *l, const dray__orders *o)
 char **dray__contract_write(const dray__orders *orders)
 {
     list l = {0};
-    inherit(&l, orders->role, orders->redis && orders->role->task_count);
+    inherit(&l, orders);
     add_own(&l, orders);
     add_torch(&l, orders);
     if (!l.failed)
