@@ -67,6 +67,19 @@ check([p.returncode for p in second] == [0, 0, 0], f"again: {[s[-500:] for s in 
 check([row["step"] for row in rows(folder)] == list(range(61)), "again: steps")
 check(json.loads((folder / "run.json").read_text())["epoch"] == 2, "again: which start it is")
 
+# A file of a joined host that cannot be written at home: the host is not lost, and sends it again when it can be.
+folder = work / "full"
+spans = folder / "trace" / "engine.0-0-1.spans"
+spans.mkdir(parents=True)
+processes = start_all(folder, 2, slurm, "1=engine:2", ("--set", "steps=100"))
+warned = next((line for line in processes[0].stdout if "cannot be brought home" in line), "")
+check("node1" in warned and "Is a directory" in warned, f"full: {warned!r}")
+spans.rmdir()
+said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+check([p.returncode for p in processes] == [0, 0] and "is gone" not in said[0], f"full: {[s[-500:] for s in said]}")
+events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+check({"engine.0 0", "engine.1 0"} <= {e["args"]["name"] for e in events if e["name"] == "process_name"}, "full: spans")
+
 # Nobody started it; ranks that are none.
 for words, why, more in ((["--roles", "engine:1"], "nor mpirun", {}), (["--roles", "2-1=engine:1"], "FIRST-LAST", slurm(1, 2)),
                          (["--roles", "engine:1"], "SLURM_PROCID: expected a number", dict(slurm(1, 2), SLURM_PROCID="x"))):

@@ -174,9 +174,23 @@ int dray__host_files_take(dray__host_files *files, int64_t clock_ns, int64_t err
     return rc ? rc : take_folder(files, "trace", clock_ns, error_ns, out, error);
 }
 
-void dray__host_files_took(dray__host_files *files)
+static bool is_in(const json_t *names, const char *name)
+{
+    size_t i;
+    const json_t *one;
+    json_array_foreach(names, i, one)
+    {
+        if (json_is_string(one) && strcmp(json_string_value(one), name) == 0)
+            return true;
+    }
+    return false;
+}
+
+void dray__host_files_took(dray__host_files *files, const json_t *unkept)
 {
     for (uint64_t i = 0; i < files->count; i++) {
+        if (is_in(unkept, files->items[i].name))
+            continue;
         files->items[i].sent = files->items[i].taken;
         files->items[i].head = files->items[i].head_taken;
     }

@@ -24,10 +24,10 @@ typedef struct dray__host_files_part {
 /* Takes the new bytes in logs/ and trace/, at most about 4 MiB. clock_ns is added to this host's
  * clock to get the run's; error_ns is its greatest error. `out` is zeroed, or the part of the
  * previous call. The bytes count as sent when dray__host_files_took is called; otherwise the next
- * call takes them again. */
+ * call takes them again, and also those of the files in `unkept` (an array of names, or NULL). */
 int dray__host_files_take(dray__host_files *files, int64_t clock_ns, int64_t error_ns,
                           dray__host_files_part *out, dray_error *error);
-void dray__host_files_took(dray__host_files *files);
+void dray__host_files_took(dray__host_files *files, const json_t *unkept);
 void dray__host_files_part_free(dray__host_files_part *part);
 
 /* Returns whether the file in logs/ or trace/ is one of the processes with this label:

@@ -38,6 +38,7 @@ typedef struct guest {
     int64_t heard_ns;
     json_int_t said; /* the number of the last event that it has told */
     bool silent;     /* its silence was reported */
+    bool unkept;     /* files of its last pulse could not be written here */
     bool begun;      /* it knows its places */
     json_t *given;   /* them, as the answer to "join" has them */
 } guest;
@@ -446,13 +447,15 @@ static bool may_write(const dray__hosts *self, const guest *g, const char *name)
     return false;
 }
 
-/* Leaves out files that the host may not write: those of a place that it had before, and those that
- * its programs have put beside their own. */
-static int bring_home(dray__hosts *self, const guest *g, const json_t *files,
-                      const dray__host_ask *ask, dray_error *error)
+/* Leaves out files that the host may not write: those of a former place, and those that its
+ * programs have put beside their own. Lists those that cannot be written, which the host sends
+ * again. */
+static int bring_home(dray__hosts *self, guest *g, const json_t *files, const dray__host_ask *ask,
+                      json_t *unkept, dray_error *error)
 {
     size_t i, at = 0;
     const json_t *file;
+    dray_error why;
     json_array_foreach(files, i, file)
     {
         const char *name = dray__json_string(file, "name");
@@ -462,13 +465,16 @@ static int bring_home(dray__hosts *self, const guest *g, const json_t *files,
             return dray__fail(error, DRAY_EINVALID, "pulse: %.200s: not %lld bytes of a file",
                               name ? name : "?", size);
         const uint8_t *bytes = (const uint8_t *)ask->bytes + at;
-        int rc = may_write(self, g, name) ? dray__host_files_put(self->o.folder->path, name, bytes,
-                                                                 (size_t)size, offset, error)
-                                          : DRAY_OK;
-        if (rc)
-            return rc;
         at += (size_t)size;
+        if (may_write(self, g, name) &&
+            dray__host_files_put(self->o.folder->path, name, bytes, (size_t)size, offset, &why) &&
+            json_array_append_new(unkept, json_string(name)))
+            return dray__nomem(error);
     }
+    if (json_array_size(unkept) && !g->unkept)
+        dray__reporter_say(self->o.reporter, "warning",
+                           "files of host %s cannot be brought home: %s", g->name, why.message);
+    g->unkept = json_array_size(unkept) > 0;
     return DRAY_OK;
 }
 
@@ -507,12 +513,12 @@ static int take_pulse(dray__hosts *self, guest *g, const json_t *asked, const dr
         fail(self, "host %s: %s", g->name, line);
     else if (failed && !self->over)
         dray__reporter_say(self->o.reporter, "warning", "host %s leaves: %s", g->name, line);
-    int rc = bring_home(self, g, json_object_get(asked, "files"), ask, error);
-    if (!rc)
-        *told = json_pack("{s:I, s:b, s:b, s:s}", "progress",
-                          (json_int_t)dray__reporter_progress(self->o.reporter), "ended",
-                          self->queue_ended, "over", self->over, "why", self->why);
-    return rc;
+    *told = json_pack("{s:I, s:b, s:b, s:s, s:[]}", "progress",
+                      (json_int_t)dray__reporter_progress(self->o.reporter), "ended",
+                      self->queue_ended, "over", self->over, "why", self->why, "unkept");
+    return *told ? bring_home(self, g, json_object_get(asked, "files"), ask,
+                              json_object_get(*told, "unkept"), error)
+                 : dray__nomem(error);
 }
 
 static int take_leave(dray__hosts *self, guest *g, json_t **told)

@@ -330,8 +330,9 @@ static int pulse(dray__uplink *link, bool *more, dray_error *error)
     note_told(link, &told, rc == DRAY_OK);
     if (rc)
         return rc;
-    dray__host_files_took(link->files);
-    *more = link->part.more;
+    const json_t *unkept = json_object_get(answer, "unkept"); /* what the run could not write */
+    dray__host_files_took(link->files, unkept);
+    *more = link->part.more && !json_array_size(unkept);
     pthread_mutex_lock(&link->worker.lock);
     link->sight.progress = (uint64_t)dray__json_integer(answer, "progress");
     link->sight.answered_ns = dray__now();
