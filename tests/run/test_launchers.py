@@ -10,12 +10,16 @@ roles:
   - {name: trainer, tasks: [old_log_prob, actor]}
   - {name: desk, tasks: [driver, reward, reference, advantage]}
 """)
+STRAY = work / "stray.yaml"
+STRAY.write_text(JOB.read_text() + """
+  - {name: helper, tasks: [], local: 0, command: "setsid sleep 1000 & exec sleep 1000", env: [STRAY=%s]}
+""" % work.name)
 ROLES = "1=engine:1,2-3=engine:1"
 
 
-def start_all(folder, size, variables, roles=ROLES, more=()):
+def start_all(folder, size, variables, roles=ROLES, more=(), job=JOB):
     """As many processes of the same command; each is a host of its own."""
-    return [subprocess.Popen([PROGRAM, "join", "--job", JOB, "--lead", folder, "--roles", roles, "--wait", "100", *more],
+    return [subprocess.Popen([PROGRAM, "join", "--job", job, "--lead", folder, "--roles", roles, "--wait", "100", *more],
                              cwd=work, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=dict(os.environ, DRAY_HOST=f"host{rank}", DRAY_DATA_ADDRESS="127.0.0.1",
                                       **variables(rank, size)))
@@ -79,6 +83,23 @@ said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
 check([p.returncode for p in processes] == [0, 0] and "is gone" not in said[0], f"full: {[s[-500:] for s in said]}")
 events = json.loads((folder / "trace.json").read_text())["traceEvents"]
 check({"engine.0 0", "engine.1 0"} <= {e["args"]["name"] for e in events if e["name"] == "process_name"}, "full: spans")
+
+# What a role of a joined host has started outside of its process group ends with the host, too.
+folder = work / "stray"
+processes = start_all(folder, 2, slurm, "1=engine:2,1=helper:1", job=STRAY)
+said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+check([p.returncode for p in processes] == [0, 0], f"stray: {[s[-500:] for s in said]}")
+strays = []
+for variables in pathlib.Path("/proc").glob("[0-9]*/environ"):
+    try:
+        told = variables.read_bytes().split(b"\0")
+    except OSError:
+        continue
+    if f"STRAY={work.name}".encode() in told:
+        strays.append(int(variables.parent.name))
+check(not strays, f"stray: {strays}")
+for pid in strays:
+    os.kill(pid, signal.SIGKILL)
 
 # Nobody started it; ranks that are none.
 for words, why, more in ((["--roles", "engine:1"], "nor mpirun", {}), (["--roles", "2-1=engine:1"], "FIRST-LAST", slurm(1, 2)),

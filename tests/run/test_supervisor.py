@@ -63,6 +63,34 @@ process.send_signal(signal.SIGINT)
 out, err = process.communicate(timeout=PATIENCE)
 check("nothing moved" not in err, f"stopped: {process.returncode}: {err}")
 check_nothing_left(folder)
+
+# What a role's processes leave to this one does not stay as zombies.
+folder = work / "orphans"
+roles = [{"name": "engine", "tasks": ["rollout", "eval"]}, {"name": "trainer", "tasks": ["old_log_prob", "actor"]},
+         {"name": "desk", "tasks": ["driver", "reward", "reference", "advantage"]},
+         {"name": "parent", "tasks": [], "command": f"while :; do (sleep 0.01 & echo $! >>{work}/orphans.pids); sleep 0.02; done"}]
+process = subprocess.Popen(
+    command(folder, "--set", "steps=100000", "--set", "eval.every=0", "--set", "checkpoint.every=100000", "--set",
+            "roles=" + json.dumps(roles), json_lines=True), cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    text=True)
+pids, until = [], time.monotonic() + PATIENCE
+for line in process.stdout:
+    if time.monotonic() > until:
+        break
+    if '"event":"step"' not in line or not (work / "orphans.pids").exists():
+        continue
+    if len(pids) >= 20 and not any(state_of(pid) == "Z" for pid in pids):
+        break
+    if len(pids) < 20:
+        pids = [int(pid) for pid in (work / "orphans.pids").read_text().split()]
+        if len(pids) >= 20:
+            until = time.monotonic() + 20
+check(not any(state_of(pid) == "Z" for pid in pids), f"zombies: {[state_of(pid) for pid in pids]}")
+process.send_signal(signal.SIGINT)
+out, err = process.communicate(timeout=PATIENCE)
+check(process.returncode == 130, f"orphans: {process.returncode} {err}")
+check_nothing_left(folder)
+
 # Of ranks that end together the one that was killed is named, not one that failed because of it.
 folder = work / "together"
 two = 'if [ $DRAY_RANK = 0 ]; then sleep 100; fi; while [ ! -e now ]; do sleep 0.02; done; exit 3'

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
@@ -41,7 +42,8 @@ typedef struct guest {
     bool own_folder;
     int64_t ticks_ns;
     bool lost;
-    bool kept; /* a keeper of this host has run before */
+    bool kept;  /* a keeper of this host has run before */
+    bool alone; /* this process had no children when it began, as a shell that became it may have */
     dray__launcher launcher;
     char token_paths[3][PATH_MAX];
     const char *tokens[3];
@@ -413,6 +415,8 @@ static int open_all(guest *g, dray_error *error)
     if (!rc)
         rc = dray__uplink_open(&link, &s->link, error);
     if (!rc && !(s->base = event_base_new()))
+    if (g->alone)
+        dray__orphans_end();
         rc = dray__nomem(error);
     return rc ? rc : watch(g, error);
 }
@@ -462,3 +466,4 @@ int dray__guest(const dray__guest_options *options, bool *left, dray_error *erro
     close_all(&g);
     return rc;
 }
+    g.alone = waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;

@@ -543,6 +543,20 @@ static void end_late(dray__supervisor *s, dray__instance *i, int64_t now)
     }
 }
 
+/* Whether the child is a process of a role, or the coordinator. */
+static bool is_own(const void *user, pid_t pid)
+{
+    const dray__supervisor *s = user;
+    if (s->coordinator.child.pid == pid)
+        return true;
+    for (uint32_t r = 0; r < s->job->role_count; r++)
+        for (uint32_t i = 0; i < s->roles[r].role->instances; i++)
+            for (uint32_t rank = 0; rank < s->roles[r].role->ranks; rank++)
+                if (s->roles[r].instances[i].ranks[rank].child.pid == pid)
+                    return true;
+    return false;
+}
+
 void dray__roles_tick(dray__supervisor *s, int64_t now)
 {
     dray_error error;
@@ -552,6 +566,7 @@ void dray__roles_tick(dray__supervisor *s, int64_t now)
     int64_t every = dray__job_wait_ns(s->job) / 10, most = LOOK_MS * DRAY__MILLISECOND;
     if (now - s->looked_ns >= (every < most ? every : most)) {
         each_process(s, check_life, &now);
+        dray__orphans_reap(is_own, s);
         s->looked_ns = now;
     }
     for (uint32_t r = 0; (s->ended_ns || s->leaving) && r < s->job->role_count; r++)

@@ -1,5 +1,6 @@
 #include "run/supervisor/spawn.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #include <errno.h>
@@ -9,12 +10,14 @@
 #include <spawn.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -141,6 +144,45 @@ void dray__child_end(dray__child *child)
     }
     forget(child);
 }
+
+/* ---- orphans --------------------------------------------------------------------------------- */
+
+void dray__orphans_reap(dray__child_known *known, const void *user)
+{
+    siginfo_t seen = {0};
+    /* A known child hides those behind it only until its end is taken. */
+    while (waitid(P_ALL, 0, &seen, WEXITED | WNOHANG | WNOWAIT) == 0 && seen.si_pid > 0 &&
+           !known(user, seen.si_pid)) {
+        waitpid(seen.si_pid, NULL, WNOHANG);
+        seen = (siginfo_t){0};
+    }
+}
+
+void dray__orphans_end(void)
+{
+    char path[64], list[4096];
+    snprintf(path, sizeof(path), "/proc/self/task/%ld/children", (long)getpid());
+    for (int round = 0; round < 100; round++) {
+        while (waitpid(-1, NULL, WNOHANG) > 0) {
+        }
+        FILE *file = fopen(path, "re");
+        bool any = file && fgets(list, sizeof(list), file);
+        if (file)
+            fclose(file);
+        if (!any)
+            return;
+        char *at = list, *end;
+        /* Skips a number at which the list was truncated, because it is another process's. */
+        for (long pid = strtol(at, &end, 10); end != at && *end == ' ';
+             pid = strtol(at, &end, 10)) {
+            kill((pid_t)pid, SIGKILL);
+            at = end;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 2 * DRAY__MILLISECOND}, NULL);
+    }
+}
+
+/* ---- in the child ---------------------------------------------------------------------------- */
 
 int dray__child_follow(pid_t parent, dray_error *error)
 {

@@ -32,6 +32,13 @@ int dray__child_ended(dray__child *child, int *status);
 bool dray__child_was_killed(const dray__child *child);
 /* Sends SIGKILL to the child and the processes that it started, and reaps it. */
 void dray__child_end(dray__child *child);
+/* Whether this process waits for the child itself. */
+typedef bool dray__child_known(const void *user, pid_t pid);
+/* Reaps children that ended and are not known: orphans of other children, whose subreaper this
+ * process is. They would stay as zombies until its end. */
+void dray__orphans_reap(dray__child_known *known, const void *user);
+/* Ends all children with SIGKILL, when only orphans are left. */
+void dray__orphans_end(void);
 /* For the child: asks the kernel to end this process with its parent. Returns 0, or DRAY_EDEAD when
  * the parent is gone already. */
 int dray__child_follow(pid_t parent, dray_error *error);

@@ -627,31 +627,6 @@ static void end_coordinator(supervisor *s)
     dray__child_end(&p->child);
 }
 
-/* Ends orphans of roles, which became children of this process (it is their subreaper). */
-static void end_orphans(void)
-{
-    char path[64], list[4096];
-    snprintf(path, sizeof(path), "/proc/self/task/%ld/children", (long)getpid());
-    for (int round = 0; round < 100; round++) {
-        while (waitpid(-1, NULL, WNOHANG) > 0) {
-        }
-        FILE *file = fopen(path, "re");
-        bool any = file && fgets(list, sizeof(list), file);
-        if (file)
-            fclose(file);
-        if (!any)
-            return;
-        char *at = list, *end;
-        /* Skips a number at which the list was truncated, because it is another process's. */
-        for (long pid = strtol(at, &end, 10); end != at && *end == ' ';
-             pid = strtol(at, &end, 10)) {
-            kill((pid_t)pid, SIGKILL);
-            at = end;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 2 * DRAY__MILLISECOND}, NULL);
-    }
-}
-
 static void merge_traces(supervisor *s)
 {
     char folder[PATH_MAX], out[PATH_MAX];
@@ -710,7 +685,7 @@ static void end_all(supervisor *s)
     free(s->text);
     if (s->base)
         event_base_free(s->base);
-    end_orphans();
+    dray__orphans_end();
 }
 
 /* Notes the failure. The coordinator's death, which is seen a moment later, explains more than a
