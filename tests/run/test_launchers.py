@@ -84,6 +84,47 @@ check([p.returncode for p in processes] == [0, 0] and "is gone" not in said[0], 
 events = json.loads((folder / "trace.json").read_text())["traceEvents"]
 check({"engine.0 0", "engine.1 0"} <= {e["args"]["name"] for e in events if e["name"] == "process_name"}, "full: spans")
 
+# A signal ends the wait for a run, and a second one the wait for a run that does not answer.
+catches = 1 << (signal.SIGINT - 1)
+
+
+def caught(pid):
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("SigCgt")), 16) & catches
+
+
+process = subprocess.Popen([PROGRAM, "join", "tcp:127.0.0.1:1", "--job", JOB, "--roles", "engine:1", "--wait", "200",
+                            "--token", work / "slurm/tokens/engine.token"], cwd=work, text=True,
+                           env=dict(os.environ, DRAY_LISTEN="tcp:127.0.0.1:1"),
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+while process.poll() is None and not caught(process.pid):
+    time.sleep(0.02)
+began = time.monotonic()
+process.send_signal(signal.SIGINT)
+said = process.communicate(timeout=PATIENCE)[0]
+check(process.returncode == 0 and "left the run" in said, f"waiting: {process.returncode}, {said}")
+check(time.monotonic() - began < 60, f"waiting: {time.monotonic() - began:.1f} s")
+
+folder = work / "silent"
+processes = start_all(folder, 2, slurm, "1=engine:2", ("--set", "steps=100000", "--set", "eval.every=0"))
+for line in processes[1].stdout:
+    if "joined" in line:
+        break
+stopped = [processes[0].pid, *(pid for pid, line in processes_of(folder) if "--coordinator" in line)]
+for pid in stopped:
+    os.kill(pid, signal.SIGSTOP)
+began = time.monotonic()
+for _ in range(2):
+    processes[1].send_signal(signal.SIGTERM)
+    time.sleep(1)
+said = processes[1].communicate(timeout=PATIENCE)[0]
+check(processes[1].returncode == 0 and "leaving" in said, f"silent: {processes[1].returncode}, {said}")
+check(time.monotonic() - began < 25, f"silent: {time.monotonic() - began:.1f} s")
+for pid in stopped:
+    os.kill(pid, signal.SIGCONT)
+processes[0].kill()
+processes[0].communicate()
+
 # What a role of a joined host has started outside of its process group ends with the host, too.
 folder = work / "stray"
 processes = start_all(folder, 2, slurm, "1=engine:2,1=helper:1", job=STRAY)

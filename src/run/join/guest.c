@@ -38,7 +38,7 @@ typedef struct guest {
     char *text; /* the resolved job file */
     char address[320], name[64];
     json_t *roles; /* {"rollout": 2} */
-    struct event *signals[2], *tick;
+    struct event *tick;
     bool own_folder;
     int64_t ticks_ns;
     bool lost;
@@ -210,12 +210,35 @@ static int make_folder(guest *g, dray_error *error)
     return rc ? rc : dray__folder_of_guest(&g->s.folder, path, g->s.job, g->text, error);
 }
 
-/* ---- signals and time ------------------------------------------------------------------------ */
+/* ---- signals and time --------------------------------------------------------------------------
+ *
+ * The handler only counts: the loop takes the signals at its next tick, and waits outside of the
+ * loop are interrupted. */
 
-static void on_signal(evutil_socket_t number, short what, void *user)
+static volatile sig_atomic_t signals; /* that have come */
+static volatile sig_atomic_t joining; /* no place is had yet: nothing is to be left in order */
+
+static void on_signal(int number)
 {
-    (void)number, (void)what;
-    guest *g = user;
+    (void)number;
+    signals++;
+}
+
+static int ask_whether_over(void)
+{
+    return signals > (joining ? 0 : 1);
+}
+
+static void watch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    dray_set_interrupt(ask_whether_over);
+}
+
+static void take_signal(guest *g)
+{
     g->s.interrupts++;
     if (g->s.interrupts > 1) {
         dray__supervisor_end(&g->s);
@@ -256,6 +279,10 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     if (now - g->s.ticked_ns > DRAY__SECOND)
         g->s.awake_ns = now;
     g->s.ticked_ns = now;
+    while (!g->s.over && g->s.interrupts < signals)
+        take_signal(g);
+    if (g->s.over)
+        return;
     dray__uplink_look(g->s.link, &sight);
     take_sight(g, &sight);
     if (g->s.over)
@@ -268,16 +295,12 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
 
 static int watch(guest *g, dray_error *error)
 {
-    static const int numbers[] = {SIGTERM, SIGINT};
     struct timeval every = {.tv_usec = TICK_MS * 1000};
-    bool ok = true;
-    for (int i = 0; i < 2; i++) {
-        g->signals[i] = evsignal_new(g->s.base, numbers[i], on_signal, g);
-        ok = ok && g->signals[i] && event_add(g->signals[i], NULL) == 0;
-    }
+    watch_signals();
     g->tick = event_new(g->s.base, -1, EV_PERSIST, on_tick, g);
-    ok = ok && g->tick && event_add(g->tick, &every) == 0;
-    return ok ? DRAY_OK : dray__fail(error, DRAY_ESYS, "join: cannot watch signals");
+    return g->tick && event_add(g->tick, &every) == 0
+               ? DRAY_OK
+               : dray__fail(error, DRAY_ESYS, "join: cannot watch signals");
 }
 
 /* ---- the keeper ------------------------------------------------------------------------------ */
@@ -301,7 +324,7 @@ static int start_keeper(guest *g, dray_error *error)
     int64_t deadline = dray__deadline(g->kept ? (int64_t)KEEPER_SECONDS * DRAY__SECOND : 0);
     if (!rc)
         rc = dray__join_start(s->keeper, &o, &s->join, error);
-    while (rc == DRAY_EEXIST && dray__now() < deadline) { /* it is our own former keeper */
+    while (rc == DRAY_EEXIST && dray__now() < deadline && !signals) { /* our own former keeper */
         poll(NULL, 0, TICK_MS);
         rc = dray__join_start(s->keeper, &o, &s->join, error);
     }
@@ -346,6 +369,16 @@ static void describe(const guest *g, const json_t *told)
     print_line("joined", text);
 }
 
+/* Waits for the run and for places. A signal ends the wait. */
+static int join_run(guest *g, const json_t **told, dray_error *error)
+{
+    joining = 1;
+    int rc = dray__uplink_join(g->s.link, told, error);
+    joining = 0;
+    g->s.interrupts = rc ? (int)signals : 0;
+    return rc;
+}
+
 /* Joins and serves until the run or the session ends. */
 static int serve_once(guest *g, dray_error *error)
 {
@@ -353,7 +386,11 @@ static int serve_once(guest *g, dray_error *error)
     const json_t *told = NULL;
     s->over = g->lost = false;
     s->ended_ns = 0;
-    int rc = dray__uplink_join(s->link, &told, error);
+    int rc = join_run(g, &told, error);
+    if (rc && s->interrupts) {
+        dray__uplink_end(s->link);
+        return DRAY_OK;
+    }
     if (!rc)
         rc = dray__roles_open(s, error);
     if (!rc)
@@ -367,8 +404,6 @@ static int serve_once(guest *g, dray_error *error)
         describe(g, told);
     if (!rc)
         rc = dray__roles_advance(s, error);
-    if (!rc && s->interrupts)
-        dray__roles_leave(s);
     while (!rc && !s->over)
         if (event_base_dispatch(s->base) < 0)
             rc = dray__fail(error, DRAY_ESYS, "join: the event loop failed");
@@ -377,6 +412,8 @@ static int serve_once(guest *g, dray_error *error)
         s->code = rc;
     }
     dray__roles_free(s);
+    if (g->alone)
+        dray__orphans_end();
     if (s->join && !g->lost)
         dray__join_leave(s->join);
     if (!g->lost)
@@ -385,6 +422,12 @@ static int serve_once(guest *g, dray_error *error)
     dray__uplink_end(s->link);
     end_keeper(g); /* its samples are lost with the session */
     return s->code;
+}
+
+/* Whether a second signal asks to leave at once. */
+static bool hurries(void)
+{
+    return signals > 1;
 }
 
 static int open_all(guest *g, dray_error *error)
@@ -410,13 +453,12 @@ static int open_all(guest *g, dray_error *error)
         .roles = g->roles,
         .folder = s->folder.path,
         .say = print_line,
+        .hurries = hurries,
         .wait_ns = (int64_t)(g->o->wait_seconds * (double)DRAY__SECOND),
     };
     if (!rc)
         rc = dray__uplink_open(&link, &s->link, error);
     if (!rc && !(s->base = event_base_new()))
-    if (g->alone)
-        dray__orphans_end();
         rc = dray__nomem(error);
     return rc ? rc : watch(g, error);
 }
@@ -424,9 +466,7 @@ static int open_all(guest *g, dray_error *error)
 static void close_all(guest *g)
 {
     dray__supervisor *s = &g->s;
-    for (int i = 0; i < 2; i++)
-        if (g->signals[i])
-            event_free(g->signals[i]);
+    dray_set_interrupt(NULL);
     if (g->tick)
         event_free(g->tick);
     if (s->base)
@@ -450,6 +490,7 @@ int dray__guest(const dray__guest_options *options, bool *left, dray_error *erro
     says_json = options->json;
     dray__process_begin();
     int rc = dray__process_may_open(FILES_LEAST, error);
+    g.alone = waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     if (!rc)
         rc = open_all(&g, error);
@@ -466,4 +507,3 @@ int dray__guest(const dray__guest_options *options, bool *left, dray_error *erro
     close_all(&g);
     return rc;
 }
-    g.alone = waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) < 0 && errno == ECHILD;

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 enum {
     TOKENS = 8,
@@ -27,6 +28,8 @@ enum {
     ANSWER_SECONDS = 8,
     FRESH_MS = 2500,
     AGAIN_MS = 500,
+    LOOK_MS = 50,
+    HURRY_MS = 1000,
     DRIFT = 20000 /* two clocks may drift apart by 1 ns in this many */
 };
 
@@ -52,7 +55,7 @@ struct dray__uplink {
     dray__uplink_sight sight;
     json_t *said; /* what the run has not answered yet, numbered from 1 */
     json_int_t said_count;
-    bool busy, leaving;
+    bool busy, leaving, left; /* left: the thread has left, or could not */
     char failed[DRAY_ERROR_MESSAGE_MAX];
     int64_t leave_by_ns;
 };
@@ -249,7 +252,7 @@ int dray__uplink_join(dray__uplink *link, const json_t **told, dray_error *error
     while ((rc = join_once(link, deadline, &answer, error)) != DRAY_OK) {
         bool later = rc == DRAY_EBUSY || rc == DRAY_ETIMEDOUT ||
                      (rc == DRAY_ECLOSED && (!link->channel || !link->context));
-        if (!later || dray__now() > deadline)
+        if (!later || dray__now() > deadline || dray__interrupted())
             return rc;
         if (!said)
             link->o.say("waiting", error->message);
@@ -385,11 +388,16 @@ static void *beat(void *user)
                  NULL, &error);
     if (rc && !goes_on(rc))
         lose(link, &error);
+    pthread_mutex_lock(&link->worker.lock);
+    link->left = true;
+    pthread_cond_broadcast(&link->worker.wake);
+    pthread_mutex_unlock(&link->worker.lock);
     return NULL;
 }
 
 int dray__uplink_begin(dray__uplink *link, dray_error *error)
 {
+    link->left = false;
     return dray__thread_start(&link->worker.thread, beat, link, "a host", error);
 }
 
@@ -440,7 +448,16 @@ void dray__uplink_leave(dray__uplink *link, const char *failed, int64_t deadline
     link->leaving = true;
     link->leave_by_ns = deadline_ns;
     snprintf(link->failed, sizeof link->failed, "%s", failed ? failed : "");
-    pthread_cond_signal(&link->worker.wake);
+    pthread_cond_broadcast(&link->worker.wake);
+    int64_t hurry_ns = INT64_MAX;
+    while (link->worker.thread.begun && !link->left && dray__now() < hurry_ns) {
+        dray__cond_wait(&link->worker.wake, &link->worker.lock,
+                        dray__deadline(LOOK_MS * DRAY__MILLISECOND));
+        if (hurry_ns == INT64_MAX && link->o.hurries && link->o.hurries())
+            hurry_ns = dray__deadline(HURRY_MS * DRAY__MILLISECOND);
+    }
+    if (!link->left && link->channel)
+        shutdown(dray__channel_socket(link->channel), SHUT_RDWR); /* the thread waits there */
     pthread_mutex_unlock(&link->worker.lock);
     dray__thread_join(&link->worker.thread);
 }

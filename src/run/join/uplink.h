@@ -23,6 +23,7 @@ typedef struct dray__uplink_options {
     json_t *roles;      /* {"rollout": 2}; borrowed */
     const char *folder; /* the folder whose logs and spans are sent to the run */
     void (*say)(const char *event, const char *text); /* prints a line for the user */
+    bool (*hurries)(void);                            /* whether to leave at once; NULL for never */
     int64_t wait_ns; /* how long to wait for a coordinator and for places */
 } dray__uplink_options;
 
@@ -41,9 +42,9 @@ typedef struct dray__uplink_sight {
 int dray__uplink_open(const dray__uplink_options *options, dray__uplink **out, dray_error *error);
 void dray__uplink_close(dray__uplink *link); /* NULL is allowed. */
 
-/* Opens the session and asks for places, until it has them or the time is over. After a lost
- * session it is called again, and accepts only the same run. *told is the run's answer, which the
- * link owns. */
+/* Opens the session and asks for places, until it has them, the time is over, or the call is
+ * interrupted (dray_set_interrupt). After a lost session it is called again, and accepts only the
+ * same run. *told is the run's answer, which the link owns. */
 int dray__uplink_join(dray__uplink *link, const json_t **told, dray_error *error);
 /* Starts the thread. */
 int dray__uplink_begin(dray__uplink *link, dray_error *error);
@@ -55,7 +56,7 @@ uint64_t dray__uplink_progress(dray__uplink *link);
 void dray__uplink_say(dray__uplink *link, const char *event, const char *text);
 void dray__uplink_busy(dray__uplink *link); /* records that processes of this host compute */
 /* Ends the thread: it sends the last files, reports the failure (NULL when there was none), and
- * leaves. */
+ * leaves. In a hurry it has a second for that. */
 void dray__uplink_leave(dray__uplink *link, const char *failed, int64_t deadline_ns);
 /* Ends the thread and the session. */
 void dray__uplink_end(dray__uplink *link);
