@@ -64,7 +64,7 @@ out, err = process.communicate(timeout=PATIENCE)
 check("nothing moved" not in err, f"stopped: {process.returncode}: {err}")
 check_nothing_left(folder)
 
-# What a role's processes leave to this one does not stay as zombies.
+# What a role's processes leave to this one does not stay as zombies. A hangup ends no run that nohup(1) started.
 folder = work / "orphans"
 roles = [{"name": "engine", "tasks": ["rollout", "eval"]}, {"name": "trainer", "tasks": ["old_log_prob", "actor"]},
          {"name": "desk", "tasks": ["driver", "reward", "reference", "advantage"]},
@@ -72,10 +72,10 @@ roles = [{"name": "engine", "tasks": ["rollout", "eval"]}, {"name": "trainer", "
 process = subprocess.Popen(
     command(folder, "--set", "steps=100000", "--set", "eval.every=0", "--set", "checkpoint.every=100000", "--set",
             "roles=" + json.dumps(roles), json_lines=True), cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    text=True)
+    text=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
 pids, until = [], time.monotonic() + PATIENCE
 for line in process.stdout:
-    if time.monotonic() > until:
+    if '"event":"stopping"' in line or time.monotonic() > until:
         break
     if '"event":"step"' not in line or not (work / "orphans.pids").exists():
         continue
@@ -84,7 +84,9 @@ for line in process.stdout:
     if len(pids) < 20:
         pids = [int(pid) for pid in (work / "orphans.pids").read_text().split()]
         if len(pids) >= 20:
+            process.send_signal(signal.SIGHUP)
             until = time.monotonic() + 20
+check('"event":"step"' in line, f"a hangup: {line}")
 check(not any(state_of(pid) == "Z" for pid in pids), f"zombies: {[state_of(pid) for pid in pids]}")
 process.send_signal(signal.SIGINT)
 out, err = process.communicate(timeout=PATIENCE)

@@ -231,9 +231,12 @@ static int ask_whether_over(void)
 
 static void watch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal};
+    struct sigaction action = {.sa_handler = on_signal}, was;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    /* Hangups are ignored where they were to be when this process began, as by nohup(1). */
+    if (sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
     dray_set_interrupt(ask_whether_over);
 }
 
