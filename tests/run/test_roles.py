@@ -155,6 +155,18 @@ check(done.returncode == 0, f"order: {done.stderr}")
 seen = log.read_text().split()
 check("started" in seen[:4] and seen.count("/health") == 3 and seen[-2:] == ["graded", "ended"],
       f"order: {seen}")
+# A file from before the start does not count, whatever its time, and one that was written since does, as when the clock
+# was set back meanwhile.
+(work / "clock").mkdir()
+(work / "clock/late").touch()
+os.utime(work / "clock/late", (time.time() + 3600,) * 2)
+done = own("clock", {"name": "early", "command": "touch -d 2001-01-01 $DRAY_RUN/early; exec sleep 1000", "ready": "early"},
+           {"name": "late", "command": "sleep 0.5; touch $DRAY_RUN/true; date >$DRAY_RUN/late; exec sleep 1000",
+            "ready": "late"},
+           {**SHELL, "command": f"ls $DRAY_RUN >{work}/clock.ls; exec {work}/grade", "after": ["early", "late"]},
+           arguments=["--set", "limits.wait_seconds=20"])
+check(done.returncode == 0, f"clock: {done.stderr}")
+check({"early", "true"} <= set((work / "clock.ls").read_text().split()), "clock: a file of an earlier run counts")
 done = own("never", {"name": "judge", "command": "exec sleep 1000", "ready": "no/such/file"},
            {**GRADE, "after": ["judge"]}, arguments=["--set", "limits.wait_seconds=1"])
 check(done.returncode == 1 and "role judge is not ready after 1 s" in done.stderr, f"never: {done.stderr}")

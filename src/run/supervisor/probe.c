@@ -129,19 +129,36 @@ static bool ask_url(dray__probe *probe, const char *url)
     return probe->fd >= 0 && probe->sent && is_at(probe, POLLIN) && answered(probe);
 }
 
-static bool is_later(struct timespec a, struct timespec b)
-{
-    return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec >= b.tv_nsec);
-}
-
-bool dray__probe_ask(dray__probe *probe, const char *ready, const char *folder,
-                     struct timespec since)
+/* Looks at the file that `ready` names. */
+static bool look(const char *ready, const char *folder, struct stat *out)
 {
     char path[8192];
-    struct stat st;
-    if (is_url(ready))
-        return ask_url(probe, ready);
     snprintf(path, sizeof(path), "%s%s%s", ready[0] == '/' ? "" : folder,
              ready[0] == '/' ? "" : "/", ready);
-    return stat(path, &st) == 0 && is_later(st.st_mtim, since);
+    return stat(path, out) == 0;
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+void dray__probe_begin(dray__probe *probe, const char *ready, const char *folder)
+{
+    *probe = (dray__probe){.fd = -1};
+    probe->there = !is_url(ready) && look(ready, folder, &probe->before);
+}
+
+/* The file's time is not compared with the clock's: the clock may have been set since the start,
+ * times of files are behind it by up to 10 ms, and those of another host's files are that host's.
+ */
+bool dray__probe_ask(dray__probe *probe, const char *ready, const char *folder)
+{
+    struct stat now;
+    const struct stat *before = &probe->before;
+    if (is_url(ready))
+        return ask_url(probe, ready);
+    return look(ready, folder, &now) &&
+           (!probe->there || now.st_size != before->st_size ||
+            !same_time(now.st_mtim, before->st_mtim) || !same_time(now.st_ctim, before->st_ctim));
 }

@@ -150,7 +150,7 @@ static int start_instance(dray__supervisor *s, dray__instance *i, dray_error *er
 static int start_role(dray__supervisor *s, dray__role_state *r, dray_error *error)
 {
     int rc = DRAY_OK;
-    clock_gettime(CLOCK_REALTIME, &r->started_at);
+    dray__probe_begin(&r->probe, r->role->ready, s->folder.path);
     r->started_ns = dray__now();
     r->started = true;
     r->ready = !r->role->ready[0];
@@ -181,7 +181,7 @@ static bool may_start(const dray__supervisor *s, const dray__job_role *role)
 static int look_whether_ready(dray__supervisor *s, dray__role_state *r, dray_error *error)
 {
     int64_t waited = dray__now() - (r->started_ns > s->awake_ns ? r->started_ns : s->awake_ns);
-    r->ready = dray__probe_ask(&r->probe, r->role->ready, s->folder.path, r->started_at);
+    r->ready = dray__probe_ask(&r->probe, r->role->ready, s->folder.path);
     if (r->ready || waited < dray__job_wait_ns(s->job))
         return DRAY_OK;
     return dray__fail(error, DRAY_ETIMEDOUT,

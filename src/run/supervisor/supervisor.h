@@ -59,7 +59,6 @@ typedef struct dray__role_state {
     dray__instance *instances;
     bool started, ready;
     int64_t started_ns;
-    struct timespec started_at; /* by the wall clock, to compare with times of files */
     dray__probe probe;
 } dray__role_state;
 
