@@ -113,6 +113,18 @@ for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an ob
     done = report(bad, "-o", "bad.html")
     check(done.returncode == 1 and expected in done.stderr and not (work / "bad.html").exists(), f"{name}: {done.stderr}")
     shutil.rmtree(bad)
+
+# The last event is torn, as by a full disk, and others come behind it when the run goes on.
+torn = work / "torn"
+done = run(torn, fault="trainer:0:after_step:4:exit")
+check(done.returncode == 1, f"torn: {done.stdout}")
+events = (torn / "events.jsonl").read_text().splitlines()
+os.truncate(torn / "events.jsonl", (torn / "events.jsonl").stat().st_size - 20)
+done = run(torn, resume=True)
+check(done.returncode == 0 and "no report" not in done.stdout + done.stderr, f"torn: {done.stdout} {done.stderr}")
+again = (torn / "events.jsonl").read_text().splitlines()
+check(again[:len(events) - 1] == events[:-1] and all(map(json.loads, again[len(events) - 1:])), f"torn: {again}")
+check(len(again) >= len(events) and report(torn).returncode == 0, f"torn: {again}")
 done = report(work / "nowhere")
 check(done.returncode == 1 and "nowhere" in done.stderr, f"nowhere: {done.stderr}")
 

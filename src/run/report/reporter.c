@@ -12,10 +12,12 @@
 #include "run/report/units.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct dray__reporter {
     const dray__job *job;
@@ -30,7 +32,7 @@ struct dray__reporter {
     bool unlearned;     /* the last evaluation was worse than the first */
     dray_error failure; /* code 0 when there is none */
     int64_t drawn_ns, depth_ns;
-    FILE *events; /* events.jsonl */
+    int events; /* events.jsonl; -1 for none */
     dray__live *live;
     _Atomic int64_t heard_ns;
     _Atomic uint64_t progress;
@@ -41,17 +43,33 @@ enum { SLICE_MS = 200, DRAW_MS = 200, DEPTH_MS = 1000 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+/* Cuts off what follows the last whole line, which a full disk or a fall of the machine has left.
+ * With another line behind it, it would be a line that no reader takes. */
+static void cut_torn_line(int fd)
+{
+    char last;
+    off_t size = lseek(fd, 0, SEEK_END), whole = size;
+    while (whole > 0 && pread(fd, &last, 1, whole - 1) == 1 && last != '\n')
+        whole--;
+    if (whole < size && ftruncate(fd, whole))
+        return; /* the page then says which line is none */
+}
+
 /* Writes a line of events.jsonl, for the page: an event without a row in metrics.jsonl. It takes
  * `object`. Lines that cannot be written are left out, because the run goes on without them. */
 static void note(dray__reporter *self, const char *event, json_t *object)
 {
-    if (object && self->events) {
+    if (object && self->events >= 0) {
         json_object_set_new(object, "event", json_string(event));
         json_object_set_new(object, "at", json_integer(dray__now()));
         json_object_set_new(object, "step", json_integer(self->rows.last_step));
-        json_dumpf(object, self->events, JSON_COMPACT);
-        putc('\n', self->events);
-        fflush(self->events);
+        char *text = json_dumps(object, JSON_COMPACT), *line = NULL;
+        int length = text ? asprintf(&line, "%s\n", text) : -1;
+        if (length > 0 && dray__write_all(self->events, line, (size_t)length))
+            cut_torn_line(self->events);
+        if (length > 0)
+            free(line);
+        free(text);
     }
     json_decref(object);
 }
@@ -226,8 +244,10 @@ int dray__reporter_start(const dray__folder *folder, const dray__job *job, const
     options.timeout_ns = 10 * DRAY__SECOND;
     char events[PATH_MAX];
     dray__folder_path(folder, "events.jsonl", events);
-    self->events = dray__open_stream(events, "a");
-    int rc = self->events ? DRAY_OK : dray__fail_errno(error, errno, "%s", events);
+    self->events = open(events, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int rc = self->events >= 0 ? DRAY_OK : dray__fail_errno(error, errno, "%s", events);
+    if (!rc)
+        cut_torn_line(self->events);
     if (!rc)
         rc = dray__rows_open(folder, job, &self->rows, error);
     if (!rc)
@@ -267,8 +287,8 @@ void dray__reporter_free(dray__reporter *self)
     dray_close(self->context);
     dray__rows_free(&self->rows);
     json_decref(self->status);
-    if (self->events)
-        fclose(self->events);
+    if (self->events >= 0)
+        close(self->events);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
