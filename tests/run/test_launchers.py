@@ -1,6 +1,8 @@
 """One command that Slurm, torchrun or mpirun starts everywhere (`dray join --lead`): rank 0 is the run, the others join it
 with the ranks and names that the variables say; the same start again goes on with it. What schedulers are told: the job
 as JSON, and a JobSet for Kubernetes, against the fields of its schema. The variables are set by hand here."""
+import socket
+
 from jobs import *
 
 JOB = work / "launched.yaml"
@@ -54,22 +56,40 @@ check("host node1" in said[1] and "host node2" in said[2], f"names: {said}")
 launched("torchrun", torchrun)
 launched("mpi", open_mpi)
 
-# The job is queued again: it goes on with the run in the folder, and not with the start before.
-folder = work / "again"
-first = start_all(folder, 3, slurm, more=("--set", "steps=60"))
-deadline = time.monotonic() + PATIENCE
-while not (folder / "checkpoints" / "step-000004").exists() and time.monotonic() < deadline:
-    time.sleep(0.02)
-for process in first:
-    process.kill()
-for process in first:
-    process.communicate()
-check_nothing_left(folder, sockets=False)
-second = start_all(folder, 3, lambda rank, size: slurm(rank, size, "78"), more=("--set", "steps=60"))
-said = [process.communicate(timeout=PATIENCE)[0] for process in second]
-check([p.returncode for p in second] == [0, 0, 0], f"again: {[s[-500:] for s in said]}")
-check([row["step"] for row in rows(folder)] == list(range(61)), "again: steps")
-check(json.loads((folder / "run.json").read_text())["epoch"] == 2, "again: which start it is")
+
+
+def again(name, before, after):
+    """The job is queued again: it goes on with the run in the folder, and not with the start before."""
+    folder = work / name
+    more = ("--set", "steps=60", "--set", "limits.join_seconds=60")
+    first = start_all(folder, 3, before, more=more)
+    deadline = time.monotonic() + PATIENCE
+    while not (folder / "checkpoints" / "step-000004").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in first:
+        process.kill()
+    for process in first:
+        process.communicate()
+    check_nothing_left(folder, sockets=False)
+    second = start_all(folder, 3, after, more=more)
+    said = [process.communicate(timeout=PATIENCE)[0] for process in second]
+    check([p.returncode for p in second] == [0, 0, 0], f"{name}: {[s[-500:] for s in said]}")
+    check([row["step"] for row in rows(folder)] == list(range(61)), f"{name}: steps")
+    check(json.loads((folder / "run.json").read_text())["epoch"] == 2, f"{name}: which start it is")
+
+
+again("again", slurm, lambda rank, size: slurm(rank, size, "78"))
+again("alike", torchrun, torchrun)  # whose starts have the same name
+
+# Of another start, at whose address somebody listens.
+folder = work / "others"
+folder.mkdir()
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    other = {"id": "x", "epoch": 1, "launch": "76/0", "listen": f"tcp:127.0.0.1:{taken.getsockname()[1]}"}
+    (folder / "run.json").write_text(json.dumps(other))
+    done = subprocess.run([PROGRAM, "join", "--job", JOB, "--lead", folder, "--roles", "engine:1", "--wait", "0"], text=True,
+                          cwd=work, capture_output=True, env=dict(os.environ, **slurm(1, 2)), timeout=PATIENCE)
+check(done.returncode == 1 and "has not begun" in done.stderr, f"others: {done.stderr}")
 
 # A file of a joined host that cannot be written at home: the host is not lost, and sends it again when it can be.
 folder = work / "full"
@@ -83,6 +103,7 @@ said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
 check([p.returncode for p in processes] == [0, 0] and "is gone" not in said[0], f"full: {[s[-500:] for s in said]}")
 events = json.loads((folder / "trace.json").read_text())["traceEvents"]
 check({"engine.0 0", "engine.1 0"} <= {e["args"]["name"] for e in events if e["name"] == "process_name"}, "full: spans")
+
 
 # A signal ends the wait for a run, and a second one the wait for a run that does not answer.
 catches = 1 << (signal.SIGINT - 1)

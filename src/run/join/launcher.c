@@ -94,6 +94,20 @@ int dray__launcher_lead(const dray__launcher *launcher, const char *listen, dray
     return rc;
 }
 
+/* Returns whether somebody listens there. */
+static bool is_heard(const char *listen)
+{
+    dray__address address;
+    int fd;
+    if (dray__address_parse(listen, &address, NULL) ||
+        dray__address_connect(&address, listen, dray__deadline(2 * DRAY__SECOND), &fd, NULL))
+        return false;
+    close(fd);
+    return true;
+}
+
+/* Not every launcher gives each of its starts another name: torchrun and mpirun may repeat theirs,
+ * and then the file may be that of an earlier start, at whose address nobody listens any more. */
 int dray__launcher_follow(const dray__launcher *launcher, const char *folder, double wait_seconds,
                           dray_error *error)
 {
@@ -109,6 +123,7 @@ int dray__launcher_follow(const dray__launcher *launcher, const char *folder, do
             listen = dray__json_string(is, "listen");
         }
         bool found = launch && listen && strcmp(launch, launcher->launch) == 0;
+        found = found && is_heard(listen);
         if (found)
             setenv("DRAY_LISTEN", listen, 1);
         json_decref(is);

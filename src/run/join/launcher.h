@@ -22,8 +22,8 @@ int dray__launcher_find(dray__launcher *out, dray_error *error);
  * `listen`, the job file's, or, when that is "", a free port of the address by which others know
  * this host. */
 int dray__launcher_lead(const dray__launcher *launcher, const char *listen, dray_error *error);
-/* Sets them for the other ranks from the folder's run.json. Waits for that file; returns
- * DRAY_ETIMEDOUT when it does not appear in time. */
+/* Sets $DRAY_LISTEN for the other ranks from the folder's run.json. Waits until that file is there
+ * and the run listens; returns DRAY_ETIMEDOUT when it does not in time. */
 int dray__launcher_follow(const dray__launcher *launcher, const char *folder, double wait_seconds,
                           dray_error *error);
 /* Finds out whether the rank is among those at the beginning of the text, as in "1-3=rollout:1".
