@@ -37,7 +37,9 @@ struct dray__disk {
 
     /* io_uring: all of it runs in the caller's thread */
     struct io_uring ring;
-    unsigned in_ring;
+    unsigned in_ring, taken; /* taken: those of them that the kernel has accepted */
+    io_list handed;          /* the others, in the order of the ring */
+    bool refused;            /* the kernel accepts none any more */
 };
 
 static dray__disk_fault_fn ask;
@@ -238,17 +240,39 @@ static int start_ring(dray__disk *disk, dray_error *error)
     return dray__fail(error, DRAY_EUNSUPPORTED, "io_uring: without reading, writing or events");
 }
 
-/* Submits waiting operations to the ring. An operation that a test makes fail is done at once with
- * plain system calls. */
+static void work_at_once(dray__disk *disk, dray__io *io)
+{
+    work(io, &disk->ends);
+    list_add(&disk->finished, io);
+    tell(disk);
+}
+
+/* Submits what is in the ring. A kernel that is short of memory accepts less than that, or nothing.
+ * The rest is submitted again when an accepted operation is complete. Without one no event would
+ * come: then plain system calls do the rest, and the ring, which still has their entries, is not
+ * used any more. */
+static void submit(dray__disk *disk)
+{
+    if (!disk->handed.first)
+        return;
+    for (int n = io_uring_submit(&disk->ring); n > 0 && list_take(&disk->handed); n--)
+        disk->taken++;
+    if (!disk->handed.first || disk->taken)
+        return;
+    disk->refused = true;
+    for (dray__io *io; (io = list_take(&disk->handed)); disk->in_ring--)
+        work_at_once(disk, io);
+}
+
+/* Gives waiting operations to the ring. Plain system calls do those that a test makes fail. */
 static void feed(dray__disk *disk)
 {
     while (disk->waiting.first && disk->in_ring < DRAY__IO_DEPTH) {
         dray__io *io = list_take(&disk->waiting);
-        struct io_uring_sqe *sqe = ask ? NULL : io_uring_get_sqe(&disk->ring);
+        bool plain = ask || disk->refused;
+        struct io_uring_sqe *sqe = plain ? NULL : io_uring_get_sqe(&disk->ring);
         if (!sqe) {
-            work(io, &disk->ends);
-            list_add(&disk->finished, io);
-            tell(disk);
+            work_at_once(disk, io);
             continue;
         }
         int fd = descriptor(io);
@@ -260,9 +284,10 @@ static void feed(dray__disk *disk)
         else
             io_uring_prep_read(sqe, fd, at, bytes, io->offset + io->done);
         io_uring_sqe_set_data(sqe, io);
+        list_add(&disk->handed, io);
         disk->in_ring++;
     }
-    io_uring_submit(&disk->ring);
+    submit(disk);
 }
 
 /* Takes completions from the ring. Operations that were refused or are incomplete go on with plain
@@ -275,6 +300,7 @@ static void drain(dray__disk *disk)
         int answer = cqe->res;
         io_uring_cqe_seen(&disk->ring, cqe);
         disk->in_ring--;
+        disk->taken--;
         if (!account(io, answer) && (io->write || io->done < io->least || answer < 0))
             work(io, &disk->ends);
         list_add(&disk->finished, io);
@@ -293,6 +319,7 @@ int dray__disk_open(dray__disk_way way, dray__disk **out, dray_error *error)
         way = preferred;
     list_init(&disk->waiting);
     list_init(&disk->finished);
+    list_init(&disk->handed);
     pthread_mutex_init(&disk->lock, NULL);
     pthread_cond_init(&disk->more, NULL);
     disk->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -8,11 +8,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -214,6 +220,79 @@ TEST(errors_and_short_answers)
         assert_int_equal(failed, 1);
         dray__disk_close(disk);
         dray__disk_file_close(&file);
+        close(fd);
+        unlink(path);
+    }
+}
+
+/* ---- a kernel that accepts nothing ----------------------------------------------------------- */
+
+/* The calling thread's rings are refused as by a kernel without memory for them, where such a
+ * filter is possible. */
+static void refuse_rings(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_enter, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* The work of a thread that has the filter: reads of a file, `before` of them ahead of it. */
+typedef struct refused_reads {
+    dray__disk *disk;
+    dray__disk_file file;
+    dray__io ios[IOS];
+    uint32_t before, taken;
+} refused_reads;
+
+static void *read_refused(void *user)
+{
+    refused_reads *r = user;
+    for (uint32_t i = 0; i < IOS; i++) {
+        if (i == r->before)
+            refuse_rings();
+        dray__disk_submit(r->disk, &r->ios[i]);
+    }
+    for (bool more = true; more && r->taken < IOS;) {
+        struct pollfd p = {.fd = dray__disk_fd(r->disk), .events = POLLIN};
+        if (dray__disk_take(r->disk))
+            r->taken++;
+        else
+            more = poll(&p, 1, 20000) == 1;
+    }
+    return NULL;
+}
+
+TEST(reads_that_the_kernel_does_not_accept_are_done)
+{
+    static const uint32_t befores[] = {0, 1, IOS / 2};
+    static refused_reads r;
+    char path[200];
+    dray_error error;
+    for (size_t k = 0; k < sizeof befores / sizeof *befores; k++) {
+        r = (refused_reads){.before = befores[k]};
+        if (dray__disk_open(DRAY__DISK_URING, &r.disk, &error))
+            return; /* this container has none */
+        int fd = make_file("/tmp", path, sizeof path);
+        dray__disk_file_open(&r.file, fd, false, path);
+        for (uint32_t i = 0; i < IOS; i++)
+            r.ios[i] = random_io(&r.file, i, false);
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, read_refused, &r), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(r.taken, IOS);
+        assert_null(dray__disk_take(r.disk));
+        for (uint32_t i = 0; i < IOS; i++) {
+            assert_int_equal(dray__io_result(&r.ios[i], &error), DRAY_OK);
+            assert_memory_equal(r.ios[i].data, expected + r.ios[i].offset, r.ios[i].least);
+        }
+        dray__disk_close(r.disk);
+        dray__disk_file_close(&r.file);
         close(fd);
         unlink(path);
     }
