@@ -246,9 +246,7 @@ int dray__address_listen(const dray__address *address, const char *text, dray__b
     return status;
 }
 
-/* Returns whether the socket is connected to itself. That happens when a TCP socket connects to an
- * unused port of the ephemeral range. */
-static int met_itself(int fd)
+bool dray__address_met_itself(int fd)
 {
     struct sockaddr_storage mine = {0}, theirs = {0};
     socklen_t mine_size = sizeof mine, theirs_size = sizeof theirs;
@@ -277,7 +275,7 @@ static int finish_connect(int fd, int64_t deadline_ns)
     socklen_t size = sizeof code;
     if (ready < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size) < 0)
         return errno;
-    return code ? code : (met_itself(fd) ? ECONNREFUSED : 0);
+    return code ? code : (dray__address_met_itself(fd) ? ECONNREFUSED : 0);
 }
 
 int dray__address_begin(const dray__address *address, const char *text, int *out, dray_error *error)

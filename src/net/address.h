@@ -40,6 +40,9 @@ void dray__address_keep(int fd);
 /* Begins to connect. The socket is non-blocking; it is writable when it is connected. */
 int dray__address_begin(const dray__address *address, const char *text, int *out,
                         dray_error *error);
+/* Returns whether the socket is connected to itself. That happens when a TCP socket connects to an
+ * unused port of the ephemeral range. */
+bool dray__address_met_itself(int fd);
 /* Makes one attempt to connect. The socket is non-blocking. Returns 0, DRAY_ECLOSED when no server
  * listens, DRAY_ETIMEDOUT when there is no answer, or no route to the host, or DRAY_EPERM for a
  * Unix socket at which another user listens. */

@@ -143,6 +143,8 @@ static int connect_done(dray__stream *stream, dray_error *error)
     socklen_t size = sizeof failed;
     if (getsockopt(stream->socket, SOL_SOCKET, SO_ERROR, &failed, &size))
         failed = errno;
+    if (!failed && dray__address_met_itself(stream->socket))
+        failed = ECONNREFUSED; /* nobody else listens there */
     stream->connecting = failed != 0;
     return failed ? dray__fail_errno(error, failed, "connecting") : DRAY_OK;
 }

@@ -10,10 +10,14 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 TEST(addresses_are_taken_whole)
@@ -129,6 +133,59 @@ TEST(nobody_connects_unencrypted_elsewhere)
     }
     const dray__stream_keys without = {.key = &nothing, .trusted = &none};
     assert_int_equal(dray__stream_connect("tcp:192.0.2.1:9", &without, 0, &stream, &e), DRAY_EPERM);
+}
+
+/* ---- a port at which nobody listens ------------------------------------------------------------
+ */
+
+/* A network of this process's own, whose sockets all get this port. */
+static bool one_port(uint16_t port)
+{
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET))
+        return false;
+    struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool up = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &loopback) == 0;
+    close(fd);
+    FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "we");
+    bool set = range && fprintf(range, "%u %u", port, port) > 0;
+    if (range)
+        set = fclose(range) == 0 && set;
+    return up && set;
+}
+
+/* Returns the errno with which a connection to the port fails; 0 when it is ready; 77 when this
+ * machine has no networks for tests. */
+static int connects_to_itself(void)
+{
+    enum { PORT = 40000 };
+    dray__networks none = {.count = 0};
+    const dray__stream_keys keys = {.key = &key, .trusted = &none};
+    dray__stream *stream;
+    dray_error e = {0};
+    if (!one_port(PORT))
+        return 77;
+    if (dray__stream_connect("tcp:127.0.0.1:40000", &keys, 0, &stream, &e))
+        return (int)e.raw;
+    struct pollfd p = {.fd = dray__stream_fd(stream), .events = POLLOUT};
+    poll(&p, 1, 20000);
+    int rc = dray__stream_ready(stream, &e);
+    dray__stream_close(stream);
+    return rc ? (int)e.raw : 0;
+}
+
+TEST(nobody_is_connected_to_itself)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(connects_to_itself());
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), ECONNREFUSED);
 }
 
 /* Of a server that is told how fast it may send. Connections without a limit have the greatest. */
