@@ -2,6 +2,7 @@
  * bytes. Each byte is uploaded once, and the other ranks take it from that GPU. When a rank is
  * killed, stops or does not take part, the others still get all bytes. */
 #include "gpu/scene.h"
+#include "weights/update/subscriber.h"
 
 #include <signal.h>
 
@@ -35,10 +36,26 @@ static void wait_turn(const engine *e, const scene *s, uint32_t turn)
         MUST(dray_barrier(e->context, "turn", ranks, DRAY_WAIT_DEFAULT, error));
 }
 
+static bool odd_progress; /* the last ranks of engines offer other memory as their progress */
+
+static void offer_odd_progress(const engine *e, dray_region_kind kind, uint64_t bytes)
+{
+    dray_subscriber *s = e->subscriber;
+    dray_region *own = s->destination.progress;
+    int64_t deadline = dray__deadline(20 * DRAY__SECOND);
+    MUST(dray_region_alloc(kind, bytes, "progress", &s->destination.progress, error));
+    MUST(dray__subscriber_put(s, deadline, error));
+    dray_region_free(s->destination.progress);
+    s->destination.progress = own;
+}
+
 static void sharing_engine(void *user)
 {
     scene *s = user;
     engine e = scene_engine(s);
+    if (odd_progress && s->rank % s->tp)
+        offer_odd_progress(&e, s->rank < s->tp ? DRAY_REGION_CUDA : DRAY_REGION_SHARED,
+                           s->rank < s->tp ? 4096 : 0);
     for (uint64_t version = 1; version <= s->versions; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
@@ -103,6 +120,15 @@ CLUSTER_TEST(test_joining)
     scene s = wide(49);
     apart_first = true;
     run_shared(&s, 0.1);
+}
+
+/* What is no progress is not read; these ranks' shares are uploaded by the others, too. */
+CLUSTER_TEST(test_odd_progress)
+{
+    scene s = wide(50);
+    s.versions = 2;
+    odd_progress = true;
+    run_shared(&s, 0);
 }
 
 /* Ranks of one engine on one GPU each, of whom two have the same KV heads. */

@@ -387,6 +387,15 @@ static int take_region(dray__reply *reply, dray__source *source, uint32_t index,
     return rc;
 }
 
+/* Takes a region of a member of the cohort: memory, or, behind the layout's, its progress. */
+static bool take_of_member(dray__sources *s, dray__reply *reply)
+{
+    dray__source *member = &s->cohort[s->asked_source];
+    return take_region(reply, member, s->asked_region, s->device, NULL, NULL) == DRAY_OK &&
+           (s->asked_region < dray_layout_region_count(member->layout) ||
+            dray__progress_is(member->regions[s->asked_region]));
+}
+
 /* Makes a region reachable. Returns DRAY_EAGAIN when the coordinator must be asked for it. */
 static int import_one(dray__source *source, uint32_t region, uint64_t host, dray_error *error)
 {
@@ -497,8 +506,7 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
         return DRAY_OK;
     }
     if (type == DRAY__MSG_REGION_GET && s->asked_member) {
-        dray__source *member = &s->cohort[s->asked_source];
-        if (rc || take_region(&reply, member, s->asked_region, s->device, NULL, NULL))
+        if (rc || !take_of_member(s, &reply))
             dray__upload_lose(dray__upload_of(s), s->asked_source);
         return DRAY_OK;
     }

@@ -40,6 +40,12 @@ int dray__progress_new(dray_region **out, dray_error *error)
     return dray_region_alloc(DRAY_REGION_SHARED, PAGE, "progress", out, error);
 }
 
+bool dray__progress_is(const dray_region *region)
+{
+    return dray_region_get_kind(region) == DRAY_REGION_SHARED &&
+           dray_region_bytes(region) >= sizeof(struct progress);
+}
+
 static void begin_run(dray_region *region, uint64_t run)
 {
     struct progress *b = progress_of(region);

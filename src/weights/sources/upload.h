@@ -13,6 +13,8 @@
 #include "weights/internal.h"
 
 int dray__progress_new(dray_region **out, dray_error *error);
+/* Returns whether a region of another member can be read as its progress. */
+bool dray__progress_is(const dray_region *region);
 /* Ends the run: rounds that were not entered will not be. progress may be NULL. */
 void dray__progress_end(dray_region *progress, uint64_t run);
 
