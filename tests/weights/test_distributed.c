@@ -586,6 +586,125 @@ CLUSTER_TEST(test_joiners)
     }
 }
 
+/* ---- a small ceiling --------------------------------------------------------------------------
+ */
+
+/* A trainer's rank has one tensor. Those near the engine are the first, with changes, and the
+ * second, which has weights to quantise, too. */
+enum { RANKS = 6, NEAR = 2, SIDE = 64, FLOATS = SIDE * SIDE };
+
+static uint32_t add_square(dray_layout *layout, const char *name, dray_dtype dtype, int64_t side,
+                           uint32_t place)
+{
+    const int64_t shape[2] = {side, side}, size = (int64_t)dray_dtype_size(dtype);
+    uint32_t tensor;
+    MUST(dray_layout_add_tensor(layout, name, dtype, 2, shape, &tensor, error));
+    const dray_block block = {.tensor = tensor,
+                              .offset = place * FLOATS * sizeof(float),
+                              .extent = {side, side},
+                              .stride = {side * size, size}};
+    MUST(dray_layout_add_block(layout, &block, error));
+    return tensor;
+}
+
+/* The layout of a trainer's rank; of the engine for rank RANKS. */
+static dray_layout *squares_of(uint32_t rank)
+{
+    dray_layout *layout;
+    bool all = rank == RANKS;
+    const dray_region_info info = {.kind = DRAY_REGION_SHARED,
+                                   .bytes = (RANKS + 2) * FLOATS * sizeof(float),
+                                   .name = "weights"};
+    MUST(dray_layout_new(&layout, error));
+    MUST(dray_layout_add_region(layout, &info, NULL, error));
+    for (uint32_t i = 0; i < RANKS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "plain-%u", i);
+        if (all || i == rank)
+            add_square(layout, name, DRAY_F32, SIDE, i);
+    }
+    if (rank == 1)
+        add_square(layout, "coded", DRAY_BF16, SIDE, RANKS);
+    if (all) {
+        uint32_t coded = add_square(layout, "coded", DRAY_F8E4M3, SIDE, RANKS);
+        dray_quant quant = {.kind = DRAY_QUANT_BLOCK, .block = {8, 8}};
+        quant.scales = add_square(layout, "scales", DRAY_F32, SIDE / 8, RANKS + 1);
+        MUST(dray_layout_set_quant(layout, coded, &quant, error));
+    }
+    return layout;
+}
+
+/* Of one version to the next a few elements change. */
+static float square_at(uint32_t rank, uint32_t i, uint64_t version)
+{
+    return (float)(i + 1000 * rank) + (i % 100 ? 0 : (float)version);
+}
+
+static void run_square_trainer(void *user)
+{
+    uint32_t rank = ((const scene *)user)->rank;
+    trainer t = {0};
+    fixture_host = rank < NEAR ? "near" : "far";
+    t.context = fixture_open_at(f.unix_address, "trainer", "trainer", rank);
+    t.layout = squares_of(rank);
+    MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t.region;
+    options.rank = rank;
+    options.world = RANKS;
+    options.delta = rank == 0;
+    MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
+    float *own = (float *)dray_region_base(t.region[0]) + rank * FLOATS;
+    for (uint64_t version = 1; version <= 2; version++) {
+        for (uint32_t i = 0; i < FLOATS; i++)
+            own[i] = square_at(rank, i, version);
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
+        MUST(dray_barrier(t.context, "updated", RANKS + 1, DRAY_WAIT_DEFAULT, error));
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    trainer_close(&t);
+}
+
+/* Changes in memory, weights to quantise, other memory, and other hosts share the ceiling. */
+static void run_square_engine(void *user)
+{
+    (void)user;
+    engine e = {0};
+    fixture_host = "near";
+    e.context = fixture_open_at(f.unix_address, "engine", "engine", 0);
+    e.layout = squares_of(RANKS);
+    MUST(dray_regions_for_layout(e.layout, 1, e.region, error));
+    engine_subscribe(&e, "engine", 0, 1, 0);
+    const float *own = dray_region_base(e.region[0]);
+    for (uint64_t version = 1; version <= 2; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.bucket_bytes = 128 << 10;
+        options.min_version = version;
+        options.timeout_ns = 30 * DRAY__SECOND;
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK((report.delta_covered_bytes > 0) == (version == 2));
+        CHECK(report.wire_bytes > 0);
+        for (uint32_t i = 0; i < RANKS * FLOATS; i++)
+            CHECK(own[i] == square_at(i / FLOATS, i % FLOATS, version));
+        MUST(dray_barrier(e.context, "updated", RANKS + 1, DRAY_WAIT_DEFAULT, error));
+    }
+    engine_close(&e);
+}
+
+CLUSTER_TEST(test_small_ceiling)
+{
+    scene scenes[RANKS + 1];
+    pid_t pids[RANKS + 1];
+    if (cluster_kind != DRAY_REGION_SHARED)
+        skip();
+    for (uint32_t i = 0; i <= RANKS; i++) {
+        scenes[i] = (scene){.rank = i};
+        pids[i] = spawn(i < RANKS ? run_square_trainer : run_square_engine, &scenes[i]);
+    }
+    all_end_well(pids, RANKS + 1);
+}
+
 static void print_line(void *user, dray_log_level level, const char *line)
 {
     (void)user, (void)level;
