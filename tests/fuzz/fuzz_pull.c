@@ -90,9 +90,9 @@ static void make(void)
     MUST(dray__delta_new(w.layout, &w.region, 0, &w.delta, NULL) == 0);
     uint8_t *first = (uint8_t *)dray_region_base(w.region) + 64;
     first[6] = 1;
-    MUST(dray__delta_publish(w.delta, 1, 1, NULL) == 0);
+    MUST(dray__delta_publish(w.delta, 1, 1, INT64_MAX, NULL) == 0);
     first[6] = 0;
-    MUST(dray__delta_publish(w.delta, 1, 2, NULL) == 0);
+    MUST(dray__delta_publish(w.delta, 1, 2, INT64_MAX, NULL) == 0);
     MUST(dray__delta_open(w.layout, dray__delta_region(w.delta), &w.view, NULL) == 0);
     w.token = dray__local_token();
     w.packer = dray__packer_new();

@@ -169,13 +169,13 @@ static void publish(void)
     memory = dray_region_base(region);
     fill(memory, 1);
     MUST(dray__delta_new(w.published, &region, 0, &w.delta, NULL) == 0);
-    MUST(dray__delta_publish(w.delta, 1, 1, NULL) == 0);
+    MUST(dray__delta_publish(w.delta, 1, 1, INT64_MAX, NULL) == 0);
     memset(w.before, 0xEE, BYTES);
     for (int row = 0; row < ROWS; row++)
         memcpy(w.before + KEPT + row * KEPT_STRIDE, memory + KEPT + row * KEPT_STRIDE, ROWS * 2);
     for (int i = 0; i < 900; i++)
         memory[KEPT + i * 61] ^= 5;
-    MUST(dray__delta_publish(w.delta, 1, 2, NULL) == 0);
+    MUST(dray__delta_publish(w.delta, 1, 2, INT64_MAX, NULL) == 0);
     MUST(dray__delta_open(w.published, dray__delta_region(w.delta), &w.view, NULL) == 0);
     hold(&w.publisher, w.published, DRAY_REGION_HOST, w.view, region);
     hold(&w.wrong_publisher, w.published, DRAY_REGION_HOST, NULL, NULL);

@@ -3,6 +3,7 @@
 #include "suite.h"
 #include "weights/delta/delta.h"
 
+#include "base/clock.h"
 #include "base/random.h"
 #include "gpu/memory.h"
 #include "seed.h"
@@ -182,7 +183,7 @@ TEST(test_random)
         dray__delta_view *view;
         dray_region *const regions[] = {w.region};
         assert_int_equal(dray__delta_new(w.layout, regions, 0, &delta, NULL), 0);
-        assert_int_equal(dray__delta_publish(delta, 7, 1, NULL), 0);
+        assert_int_equal(dray__delta_publish(delta, 7, 1, INT64_MAX, NULL), 0);
         assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
         assert_false(dray__delta_leads(view, 7, 1, 1));
         same(&w, true);
@@ -190,13 +191,13 @@ TEST(test_random)
             uint64_t share = shares[below(6)];
             uint32_t full = 0;
             change(&w, share);
-            assert_int_equal(dray__delta_publish(delta, 7, version, NULL), 0);
+            assert_int_equal(dray__delta_publish(delta, 7, version, INT64_MAX, NULL), 0);
             assert_true(dray__delta_leads(view, 7, version - 1, version));
             uint64_t bytes = apply(&w, view, &full);
             if (!same(&w, false) || (share == 0 && bytes + full))
                 fail_msg("seed %" PRIu64 ", version %" PRIu64 ": wrong memory", seed, version);
         }
-        assert_int_equal(dray__delta_publish(delta, 8, 6, NULL), 0);
+        assert_int_equal(dray__delta_publish(delta, 8, 6, INT64_MAX, NULL), 0);
         assert_false(dray__delta_leads(view, 8, 5, 6)); /* another incarnation */
         dray__delta_close(view);
         dray__delta_free(delta);
@@ -213,9 +214,9 @@ TEST(test_forged)
     dray__delta *delta;
     dray__delta_view *view;
     assert_int_equal(dray__delta_new(w.layout, regions, 0, &delta, NULL), 0);
-    assert_int_equal(dray__delta_publish(delta, 1, 1, NULL), 0);
+    assert_int_equal(dray__delta_publish(delta, 1, 1, INT64_MAX, NULL), 0);
     change(&w, 100);
-    assert_int_equal(dray__delta_publish(delta, 1, 2, NULL), 0);
+    assert_int_equal(dray__delta_publish(delta, 1, 2, INT64_MAX, NULL), 0);
     assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
     dray__rect rect = dray__copy_rect(&w.copy);
     dray__delta_walk walk;
@@ -321,7 +322,7 @@ static uint64_t send_all(struct world *w, const dray__delta_view *view, dray__de
 static void publish_first(struct world *w, dray__delta **delta, dray__delta_view **view)
 {
     assert_int_equal(dray__delta_new(w->layout, &w->region, 0, delta, NULL), 0); /* borrows it */
-    assert_int_equal(dray__delta_publish(*delta, 7, 1, NULL), 0);
+    assert_int_equal(dray__delta_publish(*delta, 7, 1, INT64_MAX, NULL), 0);
     assert_int_equal(dray__delta_open(w->layout, dray__delta_region(*delta), view, NULL), 0);
     same(w, true);
 }
@@ -342,7 +343,7 @@ TEST(test_wire)
         for (uint64_t version = 2; version < 6; version++) {
             uint64_t covered = 0;
             change(&w, shares[below(5)]);
-            assert_int_equal(dray__delta_publish(delta, 7, version, NULL), 0);
+            assert_int_equal(dray__delta_publish(delta, 7, version, INT64_MAX, NULL), 0);
             bool forge = version == 5; /* what forged entries wrote stays in the rectangle */
             send_all(&w, view, server, reader, forge, &covered);
             if (!forge && !same(&w, false))
@@ -471,7 +472,7 @@ TEST(test_wire_bytes)
                           : kind_of == 1 ? 0x3f80
                                          : (uint16_t)(data[i] + (below(2) ? 1 : -1));
         memory_put(w.region, 0, data, dray_region_bytes(w.region));
-        assert_int_equal(dray__delta_publish(delta, 7, 2, NULL), 0);
+        assert_int_equal(dray__delta_publish(delta, 7, 2, INT64_MAX, NULL), 0);
         uint64_t covered = 0, bytes = send_all(&w, view, server, reader, false, &covered);
         fprintf(stderr, "%s: %.2f %% of %" PRIu64 " bytes\n", kinds[kind_of].name,
                 100 * (double)bytes / (double)covered, covered);
@@ -497,12 +498,47 @@ TEST(test_broken_behind_many_entries)
     change(&w, 900);
     publish_first(&w, &delta, &view);
     change(&w, 100);
-    assert_int_equal(dray__delta_publish(delta, 7, 2, NULL), 0);
+    assert_int_equal(dray__delta_publish(delta, 7, 2, INT64_MAX, NULL), 0);
     uint64_t covered = 0;
     send_all(&w, view, server, reader, true, &covered);
     assert_true(covered > 250000);
     dray__delta_coder_free(server);
     dray__delta_coder_free(reader);
+    dray__delta_close(view);
+    dray__delta_free(delta);
+    end(&w);
+}
+
+/* A GPU that does not answer keeps a publisher no longer than its deadline, and nothing of what it
+ * finds later counts. */
+TEST(test_late)
+{
+    struct world w;
+    dray__delta *delta;
+    dray__delta_view *view;
+    dray_error error;
+    if (kind != DRAY_REGION_CUDA || gpu_is_real())
+        skip();
+    make_line(&w, 1000, INT64_MAX);
+    publish_first(&w, &delta, &view);
+    change(&w, 100);
+    int64_t begin = dray__now();
+    assert_true(gpu_fail("cuEventQuery:1+:600")); /* not ready */
+    int rc = dray__delta_publish(delta, 7, 2, begin + DRAY__SECOND / 5, &error);
+    gpu_fail(NULL);
+    assert_int_equal(rc, DRAY_ETIMEDOUT);
+    assert_true(dray__now() - begin < 20 * DRAY__SECOND);
+    assert_false(dray__delta_leads(view, 7, 1, 2));
+    assert_int_equal(dray__delta_publish(delta, 7, 3, INT64_MAX, NULL), 0);
+    assert_false(dray__delta_leads(view, 7, 1, 3));
+    assert_false(dray__delta_leads(view, 7, 2, 3));
+    same(&w, true);
+    change(&w, 100);
+    assert_int_equal(dray__delta_publish(delta, 7, 4, INT64_MAX, NULL), 0);
+    assert_true(dray__delta_leads(view, 7, 3, 4));
+    uint32_t full = 0;
+    apply(&w, view, &full);
+    assert_true(same(&w, false));
     dray__delta_close(view);
     dray__delta_free(delta);
     end(&w);

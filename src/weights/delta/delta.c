@@ -322,14 +322,14 @@ static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_er
 }
 
 int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t version,
-                        dray_error *error)
+                        int64_t deadline_ns, dray_error *error)
 {
     struct head *head = dray_region_base(delta->store);
     bool follows = delta->has_base && delta->incarnation == incarnation;
     head->incarnation = 0; /* so that the delta is not used if this fails midway */
     uint64_t used = sizeof *head + head->slices * sizeof(struct delta_slot);
     uint64_t by_gpu = 0;
-    int rc = delta->gpu ? dray__delta_gpu_find(delta->gpu, &by_gpu, error) : DRAY_OK;
+    int rc = delta->gpu ? dray__delta_gpu_find(delta->gpu, deadline_ns, &by_gpu, error) : DRAY_OK;
     for (uint32_t b = 0; b < head->blocks && rc == DRAY_OK; b++)
         if (!dray__delta_by_gpu(delta->layout, delta->regions, b))
             rc = compare_block(delta, b, &used, error);

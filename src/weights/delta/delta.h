@@ -43,9 +43,10 @@ typedef struct dray__delta dray__delta;
 int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int32_t dtype,
                     dray__delta **out, dray_error *error);
 /* Finds the changes since the version published before (the first has no base), and keeps the bits
- * of this one. Reads all blocks. */
+ * of this one. Reads all blocks. Returns DRAY_ETIMEDOUT when GPUs are not done by the deadline;
+ * then the next delta has no base. */
 int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t version,
-                        dray_error *error);
+                        int64_t deadline_ns, dray_error *error);
 /* The version that was given last was not announced, or that is not known: nobody may hold the bits
  * that were kept of it, so the next delta has no base. The delta at present stays, because readers
  * may use it if the version was announced. */

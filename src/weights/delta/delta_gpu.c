@@ -1,13 +1,11 @@
 #include "weights/delta/delta_gpu.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "memory/cuda_memory.h"
 #include "mover/cuda/cuda.h"
 
 #include <stdlib.h>
 
-#define PATIENCE (60 * DRAY__SECOND)
 enum { SLOT = 16, ALIGN = 256 };
 
 struct dray__delta_gpu {
@@ -111,20 +109,20 @@ int dray__delta_gpu_new(const dray_layout *layout, dray_region *const *regions, 
     return rc;
 }
 
-int dray__delta_gpu_find(dray__delta_gpu *g, uint64_t *used, dray_error *error)
+int dray__delta_gpu_find(dray__delta_gpu *g, int64_t deadline_ns, uint64_t *used, dray_error *error)
 {
-    int64_t deadline = dray__deadline(PATIENCE);
     int rc = DRAY_OK;
     if (dray__cuda_job_is_running(g->job) && /* aborted by the last publish */
-        dray__cuda_job_wait(g->job, deadline, NULL) == DRAY_EAGAIN)
+        dray__cuda_job_wait(g->job, deadline_ns, NULL) == DRAY_EAGAIN)
         rc = DRAY_EAGAIN;
     if (rc == DRAY_OK)
         rc = dray__cuda_job_start(g->job, NULL, 0, error);
     if (rc == DRAY_OK)
-        rc = dray__cuda_job_wait(g->job, deadline, error);
+        rc = dray__cuda_job_wait(g->job, deadline_ns, error);
     if (rc == DRAY_EAGAIN) {
         dray__cuda_job_abort(g->job);
-        return dray__fail(error, DRAY_ETIMEDOUT, "the GPU did not find what changed in 60 s");
+        return dray__fail(error, DRAY_ETIMEDOUT,
+                          "the GPU did not find what changed by the deadline");
     }
     if (rc == DRAY_OK)
         *used = dray__cuda_job_sums(g->job, DRAY__CUDA_SUM_SOURCE)[0];

@@ -18,6 +18,8 @@ uint64_t dray__delta_gpu_room(const dray_layout *layout, dray_region *const *reg
 int dray__delta_gpu_new(const dray_layout *layout, dray_region *const *regions, int32_t dtype,
                         dray_region *store, uint64_t table, const uint64_t *first, uint64_t begin,
                         dray__delta_gpu **out, dray_error *error);
-/* Finds the changes since the last call, and waits for the GPU. *used: bytes of entries. */
-int dray__delta_gpu_find(dray__delta_gpu *gpu, uint64_t *used, dray_error *error);
+/* Finds the changes since the last call, and waits for the GPU. *used: bytes of entries. Returns
+ * DRAY_ETIMEDOUT after the deadline. */
+int dray__delta_gpu_find(dray__delta_gpu *gpu, int64_t deadline_ns, uint64_t *used,
+                         dray_error *error);
 void dray__delta_gpu_free(dray__delta_gpu *gpu); /* NULL is fine */

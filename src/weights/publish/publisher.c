@@ -444,7 +444,7 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, bool *
      * announcement is repeated. */
     bool kept = rc == DRAY_OK && p->delta && !*lost && (p->drained || !p->has_published);
     if (kept)
-        rc = dray__delta_publish(p->delta, p->incarnation, version, error);
+        rc = dray__delta_publish(p->delta, p->incarnation, version, deadline, error);
     if (rc == DRAY_OK && dray__now() >= deadline)
         rc = dray__fail(error, DRAY_ETIMEDOUT,
                         "version %" PRIu64 " was not ready at the deadline, it was not announced",
