@@ -10,6 +10,8 @@
 #include "weights/server/pull.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 static dray__fault count_moves(void *user, const char *tensor)
 {
@@ -170,6 +172,45 @@ CLUSTER_TEST(test_publisher_that_stops)
     munmap(s.board, sizeof(board));
 }
 
+typedef struct held {
+    atomic_bool is, ends;
+} held;
+
+static void *hold(void *user)
+{
+    held *h = user;
+    dray__export_enter(NULL);
+    atomic_store(&h->is, true);
+    while (!atomic_load(&h->ends))
+        poll(NULL, 0, 1);
+    dray__export_leave();
+    return NULL;
+}
+
+/* A child frees its copy, though the server's thread was at work when it was forked, and leaves the
+ * registered memory to its parent. */
+static void closes_in_child(uint64_t token, dray__export *export)
+{
+    held h = {0};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, hold, &h), 0);
+    while (!atomic_load(&h.is))
+        poll(NULL, 0, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        dray__local_remove(token);
+        dray__export_free(export);
+        _exit(0);
+    }
+    int status = end_of(child);
+    atomic_store(&h.ends, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(status, 0);
+    assert_true(dray__export_enter(export));
+    dray__export_leave();
+}
+
 /* What is given is of one member and one update, and taken from those that are over. */
 TEST(test_exports)
 {
@@ -222,6 +263,7 @@ TEST(test_exports)
     assert_false(dray__export_enter(export));
     MUST(dray__export_give(&export, stream, token, 7, 1 << 16, &said, error)); /* anew */
     dray__export_done(export);
+    closes_in_child(token, export);
     dray__local_remove(token); /* the memory goes away: nobody keeps it */
     assert_false(dray__export_enter(export));
     dray__export_free(export);

@@ -6,10 +6,12 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct dray__export {
     struct dray__export *next, **link;
     uint64_t token, attempt;
+    pid_t pid; /* a forked child must not unmap its parent's memory */
     bool active, revoked;
     dray__net_memory **memory;
     uint32_t count;
@@ -22,13 +24,26 @@ struct dray__export {
 static pthread_mutex_t lock;
 static dray__export *list;
 
-static void make_lock(void)
+static void init_lock(void)
 {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
+}
+
+/* The fork may have copied the lock while the server's thread held it. */
+static void in_child(void)
+{
+    init_lock();
+    list = NULL;
+}
+
+static void make_lock(void)
+{
+    init_lock();
+    pthread_atfork(NULL, NULL, in_child);
 }
 
 static void acquire(void)
@@ -89,6 +104,7 @@ static int export_new(dray__stream *stream, uint64_t token, const dray__local *l
     if (!e)
         return dray__nomem(error);
     e->token = token;
+    e->pid = getpid();
     e->next = list;
     e->link = &list;
     if (list)
@@ -144,12 +160,14 @@ void dray__export_free(dray__export *export)
 {
     if (!export)
         return;
-    acquire();
-    unmap(export);
-    *export->link = export->next;
-    if (export->next)
-        export->next->link = export->link;
-    pthread_mutex_unlock(&lock);
+    if (export->pid == getpid()) {
+        acquire();
+        unmap(export);
+        *export->link = export->next;
+        if (export->next)
+            export->next->link = export->link;
+        pthread_mutex_unlock(&lock);
+    }
     dray__writer_free(&export->said);
     free(export->memory);
     free(export);

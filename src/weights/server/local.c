@@ -116,6 +116,14 @@ void dray__local_export(dray__local *local)
     pthread_mutex_unlock(&list_lock);
 }
 
+/* Waits until no reader is inside. In a forked child they are threads of its parent, which never
+ * leave. */
+static void await_readers(const dray__local *local)
+{
+    while (local && local->pid == getpid() && local->readers)
+        pthread_cond_wait(&released, &list_lock);
+}
+
 /* ---- guests: readers that go on between their calls ------------------------------------------ */
 
 void dray__local_enter(dray__local *local, dray__guest *guest)
@@ -167,8 +175,7 @@ void dray__local_remove(uint64_t token)
             break;
         }
     /* No new readers can enter. Those inside copy one slice each and leave. */
-    while (local && local->readers)
-        pthread_cond_wait(&released, &list_lock);
+    await_readers(local);
     see_off(local, UINT64_MAX);
     pthread_mutex_unlock(&list_lock);
     if (local && local->exported)
@@ -236,8 +243,7 @@ void dray__local_revoke(uint64_t token, uint64_t attempt)
     dray__local *local = find(token);
     if (local && local->floor < attempt)
         local->floor = attempt;
-    while (local && local->readers) /* These readers entered before, and leave soon. */
-        pthread_cond_wait(&released, &list_lock);
+    await_readers(local); /* These entered before, and leave soon. */
     see_off(local, attempt);
     bool exported = local && local->exported;
     pthread_mutex_unlock(&list_lock);
@@ -249,8 +255,7 @@ void dray__local_share(uint64_t token, dray__shares *shares)
 {
     pthread_mutex_lock(&list_lock);
     dray__local *local = find(token);
-    while (local && local->readers)
-        pthread_cond_wait(&released, &list_lock);
+    await_readers(local);
     dray__shares *old = local ? local->shares : shares;
     if (local)
         local->shares = shares;
