@@ -23,6 +23,7 @@ typedef struct io_list {
 } io_list;
 
 struct dray__disk {
+    pid_t pid;
     bool uring;
     int event;
     size_t under_way;
@@ -317,6 +318,7 @@ int dray__disk_open(dray__disk_way way, dray__disk **out, dray_error *error)
         return dray__nomem(error);
     if (way == DRAY__DISK_ANY)
         way = preferred;
+    disk->pid = getpid();
     list_init(&disk->waiting);
     list_init(&disk->finished);
     list_init(&disk->handed);
@@ -404,10 +406,10 @@ int dray__io_result(const dray__io *io, dray_error *error)
     return DRAY_OK;
 }
 
-void dray__disk_close(dray__disk *disk)
+/* Waits for all that is under way. A forked child has no part in it: it has none of the threads,
+ * and would take results from the ring, which it shares with its parent. */
+static void end_work(dray__disk *disk)
 {
-    if (!disk)
-        return;
     atomic_store(&disk->ends, true);
     while (disk->under_way && (disk->uring || disk->threads[0].begun)) {
         struct pollfd p = {.fd = disk->event, .events = POLLIN};
@@ -419,10 +421,18 @@ void dray__disk_close(dray__disk *disk)
     pthread_mutex_unlock(&disk->lock);
     for (unsigned i = 0; i < THREADS; i++)
         dray__thread_join(&disk->threads[i]);
-    if (disk->uring)
-        io_uring_queue_exit(&disk->ring);
     pthread_mutex_destroy(&disk->lock);
     pthread_cond_destroy(&disk->more);
+}
+
+void dray__disk_close(dray__disk *disk)
+{
+    if (!disk)
+        return;
+    if (disk->pid == getpid())
+        end_work(disk);
+    if (disk->uring)
+        io_uring_queue_exit(&disk->ring);
     if (disk->event >= 0)
         close(disk->event);
     free(disk);

@@ -63,7 +63,8 @@ int dray__disk_fd(const dray__disk *disk);
 /* The result of an io: DRAY_OK, DRAY_ESYS, or DRAY_EFORMAT when the file ends before `least`, with
  * the file's name. */
 int dray__io_result(const dray__io *io, dray_error *error);
-/* Waits for all that is under way. NULL is fine. */
+/* Waits for all that is under way, but not in a forked child, which frees its copy alone. NULL is
+ * fine. */
 void dray__disk_close(dray__disk *disk);
 
 /* Called before each read or write, from any thread. Returns an errno with which it fails, -1 to do

@@ -19,6 +19,7 @@
 #include <sys/prctl.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -293,6 +294,47 @@ TEST(reads_that_the_kernel_does_not_accept_are_done)
         }
         dray__disk_close(r.disk);
         dray__disk_file_close(&r.file);
+        close(fd);
+        unlink(path);
+    }
+}
+
+/* ---- a fork ---------------------------------------------------------------------------------- */
+
+/* A child that closes its copy neither waits, nor takes what its parent waits for. */
+TEST(a_child_leaves_reads_to_its_parent)
+{
+    static dray__io ios[IOS];
+    char path[200];
+    dray_error error;
+    for (int way = DRAY__DISK_THREADS; way <= DRAY__DISK_URING; way++) {
+        dray__disk *disk;
+        dray__disk_file file;
+        int status;
+        if (dray__disk_open((dray__disk_way)way, &disk, &error))
+            continue;
+        int fd = make_file("/tmp", path, sizeof path);
+        dray__disk_file_open(&file, fd, false, path);
+        for (uint32_t i = 0; i < IOS; i++) {
+            ios[i] = random_io(&file, i, false);
+            dray__disk_submit(disk, &ios[i]);
+        }
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            dray__disk_close(disk);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+        wait_all(disk);
+        for (uint32_t i = 0; i < IOS; i++) {
+            assert_int_equal(dray__io_result(&ios[i], &error), DRAY_OK);
+            assert_memory_equal(ios[i].data, expected + ios[i].offset, ios[i].least);
+        }
+        dray__disk_close(disk);
+        dray__disk_file_close(&file);
         close(fd);
         unlink(path);
     }
