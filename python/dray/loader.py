@@ -1,6 +1,7 @@
 """A loop over a queue's rows: StreamDataLoader."""
 from __future__ import annotations
 
+import copy
 import ctypes as c
 import functools
 import pickle
@@ -286,7 +287,7 @@ class StreamDataLoader:
                 raise ValueError(f"{name} is set for micro-batches {sorted(parts)} of "
                                  f"{batch.micros}")
             put = [parts[i] for i in range(batch.micros)]
-            whole = put[0]
+            whole = copy.copy(put[0])  # the parts stay as they are, to be set again after an error
             whole.raw = np.concatenate([part.raw for part in put])
             if whole.offsets is not None:
                 joined = [np.zeros(1, dtype=np.uint64)]

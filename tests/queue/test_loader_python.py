@@ -195,6 +195,32 @@ def an_output_that_is_missing():
             assert np.array_equal(batch["x"][0], batch["y"][0]), (batch["x"][0], batch["y"][0])
 
 
+def an_output_that_is_set_again():
+    """After a hand-in that was refused for another column: what was set last is read, not what the refused one had joined."""
+    for kind in ("array", "list"):
+        def z(x):
+            return x.reshape(-1, 1) if kind == "array" else [x[:1], x[1:]]
+
+        name = f"again-{kind}"
+        with dray.Queue(name, tasks={"write": (["x"], ["y", "z"]), "read": (["x", "y", "z"], [])}, timeout=20) as queue:
+            queue.insert({"x": np.arange(4)}, "p", tags={"tokens": [5] * 4}, seal=True)
+            with dray.StreamDataLoader("write", ["x"], 4, name, "p", micro=True, policy="token_balanced", token_cap=10,
+                                       timeout=20) as loader:
+                first, x = next(loader), {}
+                x[0] = first["x"][0]
+                first.set("y", z(x[0]))
+                first.set("z", z(x[0]))
+                last = next(loader)
+                x[1] = last["x"][0]
+                last.set("y", z(x[1] - 100))
+                wrong(ValueError, "z is set for micro-batches [0] of 2", loader.flush)
+                last.set("y", z(x[1]))
+                last.set("z", z(x[1]))
+            with queue.claim("read", 4, "p") as batch:
+                for name in ("y", "z"):
+                    assert np.array_equal(batch["x"][0], np.concatenate(batch.list(name))), (kind, name, batch.list(name))
+
+
 def in_thread(errors, function, *arguments):
     def run():
         try:
@@ -252,6 +278,7 @@ with coordinator():
     memory_used_again()
     micro_batches_that_fail()
     an_output_that_is_missing()
+    an_output_that_is_set_again()
 
     # What is wrong is said.
     refused("ENOENT", dray.StreamDataLoader, "rolout", ["tokens"], 4, timeout=5)
