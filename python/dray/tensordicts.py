@@ -189,9 +189,10 @@ def _cell(cell, pickle):
 
 
 def together(cells: Sequence[Any]) -> Any:
-    """Of a cell a row what a TensorDict holds: a tensor, a nested one, or a NonTensorStack."""
-    if all(isinstance(cell, torch.Tensor) for cell in cells):
-        if all(cell.ndim == 0 for cell in cells) and len({cell.dtype for cell in cells}) == 1:
+    """Of a cell a row what a TensorDict holds: a tensor, a nested one, or a NonTensorStack. Tensors of several dtypes are
+    the last: torch's strided layout converts all of them to the first one's."""
+    if all(isinstance(cell, torch.Tensor) for cell in cells) and len({cell.dtype for cell in cells}) == 1:
+        if all(cell.ndim == 0 for cell in cells):
             return torch.stack(cells)
         for layout in (torch.jagged, torch.strided):
             try:

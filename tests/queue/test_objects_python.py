@@ -8,8 +8,10 @@ from begin import needs, seed as SEED
 with needs:
     import numpy as np
     import torch
+    from tensordict import TensorDict  # noqa: F401
 
 from dray import objects
+from dray.tensordicts import together
 
 DRAW = random.Random(SEED)
 
@@ -100,6 +102,22 @@ class Objects(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "pickle"):
             objects.loads(data)
         self.assertEqual(objects.dumps([1], pickle=True), objects.dumps([1]))
+
+
+class Together(unittest.TestCase):
+    """Cells of a column of a TensorDict, one a row."""
+
+    def test_of_several_dtypes_each_keeps_its_own(self):
+        for cells in ([torch.tensor([1]), torch.tensor([0.5, 1.0])], [torch.tensor([0.5]), torch.tensor([2 ** 40 + 1])],
+                      [torch.tensor(1), torch.tensor(0.5)], [torch.tensor([1]), torch.tensor([0.5])]):
+            with self.subTest(cells=cells):
+                self.assertTrue(same(together(cells).tolist(), cells))
+
+    def test_of_one_dtype_they_are_a_tensor(self):
+        for cells in ([torch.tensor([1]), torch.tensor([2, 3])], [torch.zeros(2, 3), torch.zeros(3, 4)]):
+            found = together(cells)
+            self.assertTrue(found.is_nested and all(map(torch.equal, found.unbind(), cells)))
+        self.assertTrue(torch.equal(together([torch.tensor(1), torch.tensor(2)]), torch.tensor([1, 2])))
 
 
 if __name__ == "__main__":
