@@ -148,7 +148,10 @@ def _made_tensor(parts, dtype, shape, size):
 def _made_array(parts, dtype, shape, size):
     if not _DTYPE.fullmatch(dtype):
         raise ValueError(f"an array of {dtype!r:.20}")
-    return np.frombuffer(parts.take(size), np.dtype(dtype)).reshape(shape)
+    kind, raw = np.dtype(dtype), parts.take(size)
+    if not kind.itemsize and not shape:  # an empty string of numpy, of whose dtype frombuffer has no arrays
+        return np.zeros((), kind)
+    return np.frombuffer(raw, kind).reshape(shape)
 
 
 def _made_objects(parts, shape, items):

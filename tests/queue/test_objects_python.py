@@ -62,6 +62,11 @@ class Objects(unittest.TestCase):
                 with self.subTest(unit=unit, value=value):
                     self.assertTrue(same(objects.loads(objects.dumps(value)), value))
 
+    def test_empty_strings_of_numpy_come_back(self):
+        for value in (np.str_(""), np.bytes_(b""), np.array(["", "a"])[0], np.array(["", ""]), [np.str_(""), np.str_("a")]):
+            with self.subTest(value=value):
+                self.assertTrue(same(objects.loads(objects.dumps(value)), value))
+
     def test_what_comes_back_is_writable(self):
         array, tensor = objects.loads(objects.dumps([np.zeros(3), torch.zeros(3)]))
         array[0] = tensor[0] = 1
