@@ -106,6 +106,8 @@ def _tree(value, parts):
 
 
 def _array(value, parts):
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("a masked array, whose mask would be lost, is kept only where pickle is allowed")
     if value.dtype.hasobject and value.dtype.kind == "O" and isinstance(value, np.ndarray):
         return {"$": ["objects", list(value.shape), [_tree(each, parts) for each in value.reshape(-1).tolist()]]}
     if value.dtype.kind not in "biufcSUmM":

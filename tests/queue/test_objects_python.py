@@ -67,6 +67,13 @@ class Objects(unittest.TestCase):
             with self.subTest(value=value):
                 self.assertTrue(same(objects.loads(objects.dumps(value)), value))
 
+    def test_masked_arrays_do_not_lose_their_mask(self):
+        for value in (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, "a"], mask=[0, 1], dtype=object), np.ma.masked):
+            with self.assertRaisesRegex(TypeError, "mask"):
+                objects.dumps([value])
+        back, = objects.loads(objects.dumps([np.ma.array([1, 2], mask=[0, 1])], pickle=True), pickle=True)
+        self.assertEqual(back.mask.tolist(), [False, True])
+
     def test_what_comes_back_is_writable(self):
         array, tensor = objects.loads(objects.dumps([np.zeros(3), torch.zeros(3)]))
         array[0] = tensor[0] = 1
