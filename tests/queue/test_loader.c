@@ -228,6 +228,41 @@ TEST_WITHIN(test_lost_batches, up, down)
     leave(queue, context);
 }
 
+/* A flush learns of a commit that was sent with a claim, also while that claim waits for rows. */
+TEST_WITHIN(test_flush_of_a_commit_with_a_claim, up, down)
+{
+    for (int cleared = 0; cleared < 2; cleared++) {
+        const char *name = cleared ? "flush-cleared" : "flush";
+        dray_context *context = fixture_context(&f, name);
+        dray_queue *queue = open_queue(context, name, 0, 0),
+                   *other = open_queue(context, name, 0, 0);
+        insert_ints(queue, "0", 2, 1);
+        dray_claim_options claim = want("rollout", 1);
+        dray_loader_options o = DRAY_LOADER_OPTIONS_INIT;
+        o.ahead = 2;
+        dray_loader *loader = open_loader(queue, &claim, o);
+        dray_load load = DRAY_LOAD_INIT;
+        OK(dray_loader_next(loader, DRAY_WAIT_DEFAULT, &load, &error));
+        wait_for(other, "\"taken\":2");
+        struct pollfd answer = {.fd = dray_queue_fd(queue), .events = POLLIN};
+        assert_int_equal(poll(&answer, 1, 20000), 1);
+        if (cleared)
+            OK(dray_queue_clear(other, "0", &error));
+        set_ints(load.batch, "responses", 1);
+        OK(dray_loader_done(loader, &load, &error));
+        if (cleared)
+            FAILS(DRAY_EGONE, dray_loader_flush(loader, &error));
+        else
+            OK(dray_loader_flush(loader, &error));
+        assert_int_equal(counts_of(loader).committed, !cleared);
+        assert_int_equal(counts_of(loader).lost, cleared);
+        OK(dray_loader_flush(loader, &error));
+        dray_loader_close(loader);
+        dray_queue_close(other);
+        leave(queue, context);
+    }
+}
+
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 enum { ROWS = 23, RANKS = 2, PEERS = 2, CAP = 40 };

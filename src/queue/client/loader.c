@@ -19,7 +19,8 @@ typedef struct item {
     uint32_t parts, given, settled,
         failed; /* loads of the batch: all, handed out, done or failed, failed */
     uint32_t holds;
-    bool *closed; /* [part]: done or failed */
+    bool confirmed; /* counted as committed, although the answer to its commit is still to come */
+    bool *closed;   /* [part]: done or failed */
 } item;
 
 typedef struct item_list {
@@ -177,7 +178,7 @@ int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray
  * superseded. */
 static void committed(dray_loader *loader, item *one, int rc, const dray_error *error)
 {
-    loader->counts.committed += !rc;
+    loader->counts.committed += !rc && !one->confirmed;
     loader->counts.lost += rc != 0;
     if (rc && !loader->broken.code)
         loader->broken = *error;
@@ -316,9 +317,31 @@ static void advance(dray_loader *loader, bool asked)
         commit_first(loader);
 }
 
+/* Learns whether the commit that was sent with the claim was done: its answer may come only with
+ * rows for the claim. Commits the batch once more, which is answered at once and changes nothing. A
+ * refusal of the first commit is there by then. */
+static int confirm(dray_loader *loader, dray_error *error)
+{
+    dray_error why;
+    item *one = loader->committing;
+    int rc = dray_batch_commit(one->batch, &why);
+    if (!rc && !one->confirmed) {
+        one->confirmed = true;
+        loader->counts.committed++;
+    }
+    take_answer(loader);
+    if (!rc || !loader->committing)
+        return DRAY_OK;
+    if (error)
+        *error = why;
+    return rc;
+}
+
 int dray_loader_flush(dray_loader *loader, dray_error *error)
 {
     int rc = dray__queue_check_fork(loader->queue, error);
+    if (!rc && loader->committing)
+        rc = confirm(loader, error);
     while (!rc && loader->finished.first)
         commit_first(loader);
     if (!rc)
