@@ -129,7 +129,12 @@ class StreamDataLoader:
         with StreamDataLoader(**self._again) as own:
             for batch in iter(own.__next__, None):
                 handed = pickle.loads(pickle.dumps(batch))
-                own.flush()
+                try:
+                    own.flush()
+                except DrayError as error:  # its rows were taken back or cleared: it is left out
+                    if error.name not in ("ESTALE", "EGONE") or self._strict:
+                        raise
+                    continue
                 yield handed
 
     def __len__(self) -> int:

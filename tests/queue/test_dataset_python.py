@@ -1,6 +1,8 @@
 """StreamDataLoader in torch's DataLoader: every row once, with four workers and with none; its length;
 what comes out of a worker."""
+import pickle
 import time
+from unittest import mock
 
 from begin import needs
 
@@ -12,7 +14,7 @@ with needs:
 from python_fixture import coordinator, dray, refused, wrong
 
 ROWS, COUNT = 50, 4
-TASKS = {"train": (["x", "text"], []), "other": (["x"], []), "write": (["x"], ["y"])}
+TASKS = {"train": (["x", "text"], []), "other": (["x"], []), "write": (["x"], ["y"]), "taken": (["x"], [])}
 
 
 def fill(queue, partition):
@@ -41,6 +43,29 @@ def check(partition, workers, start, framework):
     dataset.close()
 
 
+def rows_that_are_taken_back(queue):
+    """A worker leaves a batch out that it could not commit, and goes on; with strict it says so."""
+    for strict in (False, True):
+        for partition in ("gone", "stays"):
+            queue.insert({"x": np.arange(4)}, f"{partition}-{strict}", seal=True)
+        loader = dray.StreamDataLoader("taken", ["x"], 2, timeout=1, ahead=2, strict=strict)
+        seen, turns = [], iter(range(9))
+
+        def dumps(batch):
+            if next(turns) == 1:
+                queue.clear(f"gone-{strict}")
+            return pickle.dumps(batch)
+
+        try:
+            with mock.patch("dray.loader.pickle", mock.Mock(dumps=dumps, loads=pickle.loads)):
+                for batch in loader._within_worker():
+                    seen.append((batch.partition, *batch["x"][0]))
+        except dray.DrayError as error:
+            assert error.name == ("EGONE" if strict else "ETIMEDOUT"), error
+        assert seen == [(f"gone-{strict}", 0, 1), (f"stays-{strict}", 0, 1), (f"stays-{strict}", 2, 3)][:1 if strict else 3], seen
+        loader.close()
+
+
 if __name__ == "__main__":
     with coordinator():
         with dray.Queue(tasks=TASKS, timeout=120) as queue:
@@ -55,5 +80,6 @@ if __name__ == "__main__":
             queue.insert({"x": [np.arange(2)], "text": ["a"]}, "open")
             with dray.StreamDataLoader("other", ["x"], 1, partition="open") as loader:
                 wrong(TypeError, "not sealed", len, loader)
+            rows_that_are_taken_back(queue)
             with dray.StreamDataLoader("other", ["x"], 1) as loader:
                 wrong(TypeError, "named", len, loader)
