@@ -199,9 +199,21 @@ class StreamDataLoader:
                     raise
                 self._lost = lost
         batch = Batch(self, load)
-        for name in self._columns:
-            batch[name]  # read now
+        try:
+            for name in self._columns:
+                batch[name]  # read now
+        except Exception as error:
+            self._unread(batch, error)
+            raise
         self._waiting.append(batch)
+
+    def _unread(self, batch, error):
+        """Gives the rows of a batch that cannot be read back as a failed attempt: the loop never has it, and cannot."""
+        self._given = batch
+        try:
+            self._fail(batch, f"{type(error).__name__}: {error}"[:200])
+        except Exception:  # the error of the read is the one to be raised
+            self._given = None
 
     def _finish(self):
         given, self._given = self._given, None

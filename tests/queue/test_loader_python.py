@@ -221,6 +221,21 @@ def an_output_that_is_set_again():
                     assert np.array_equal(batch["x"][0], np.concatenate(batch.list(name))), (kind, name, batch.list(name))
 
 
+def a_batch_that_cannot_be_read():
+    """Its rows are a failed attempt, and come again: they do not stay with the loader, which never handed them over."""
+    tasks = {"read": (["x"], []), "write": (["x"], ["y"])}
+    with dray.Queue("unread", tasks=tasks, max_attempts=20, timeout=20) as queue:
+        queue.insert({"x": np.arange(4)}, "p", tags={"tokens": [5] * 4}, seal=True)
+        for task, more in (("read", {}), ("write", dict(micro=True, policy="token_balanced", token_cap=10))):
+            with dray.StreamDataLoader(task, ["x", "nothing"], 4, "unread", "p", timeout=5, **more) as loader:
+                for _ in range(3):
+                    refused("ENOENT", next, loader)
+            with queue.claim(task, 4, "p") as again:
+                assert sorted(again["x"][0]) == [0, 1, 2, 3]
+                if task == "write":
+                    again.set("y", again["x"][0])
+
+
 def in_thread(errors, function, *arguments):
     def run():
         try:
@@ -279,6 +294,7 @@ with coordinator():
     micro_batches_that_fail()
     an_output_that_is_missing()
     an_output_that_is_set_again()
+    a_batch_that_cannot_be_read()
 
     # What is wrong is said.
     refused("ENOENT", dray.StreamDataLoader, "rolout", ["tokens"], 4, timeout=5)
