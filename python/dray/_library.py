@@ -338,15 +338,25 @@ def nanoseconds(seconds):
     return int(min(seconds, FOR_EVER) * 1e9)
 
 
-def number(what, value):
-    """A version, or another number of 64 bits without a sign. ctypes would give the library the lowest 64 bits of any other."""
+def number(what, value, bits=64):
+    """A version, or another number without a sign. ctypes would give the library the lowest bits of any other."""
     try:
         found = operator.index(value)
     except TypeError:
         raise TypeError(f"{what}: a whole number expected, found {value!r:.80}") from None
-    if not 0 <= found < 1 << 64:
-        raise ValueError(f"{what}: a number from 0 to 2**64 - 1 expected, found {found}")
+    if not 0 <= found < 1 << bits:
+        raise ValueError(f"{what}: a number from 0 to 2**{bits} - 1 expected, found {found}")
     return found
+
+
+def options(kind, **values):
+    """A structure of the library's with these values. ValueError: a number does not fit its field, which would get its
+    lowest bits from ctypes."""
+    made = kind(**values)
+    for name, value in values.items():
+        if isinstance(value, int) and getattr(made, name) != value:
+            raise ValueError(f"{name}: a number of {8 * getattr(kind, name).size} bits expected, found {value}")
+    return made
 
 
 def known_options(kind, given, own=()):

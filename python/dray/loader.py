@@ -106,9 +106,9 @@ class StreamDataLoader:
         loader = c.c_void_p()
         try:
             call("dray_loader_open", self._session.queue,
-                 _l.LoaderOptions(claim=c.pointer(options), ahead=ahead, ahead_rows=ahead_rows,
-                                  ahead_bytes=ahead_bytes, micro=int(micro)), c.byref(loader))
-        except DrayError:
+                 _l.options(_l.LoaderOptions, claim=c.pointer(options), ahead=ahead, ahead_rows=ahead_rows,
+                            ahead_bytes=ahead_bytes, micro=int(micro)), c.byref(loader))
+        except (DrayError, ValueError):
             self._session.close()
             raise
         self._loader = loader

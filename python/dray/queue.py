@@ -84,8 +84,8 @@ def claim_options(task: str, count: int, partition: Optional[str], policy: str,
 
 @functools.lru_cache(maxsize=256)
 def _claim(task, partition, count, policy, timeout_ns, max_hold_ns, **more):
-    return _l.ClaimOptions(task=task, partition=partition, count=count, policy=policy,
-                    timeout_ns=timeout_ns, max_hold_ns=max_hold_ns, **more)
+    return _l.options(_l.ClaimOptions, task=task, partition=partition, count=count, policy=policy,
+                      timeout_ns=timeout_ns, max_hold_ns=max_hold_ns, **more)
 
 
 class Session:
@@ -310,11 +310,11 @@ class Queue:
                 at.writes, at.writes_count = _names(writes), len(writes)
             provisional = list(provisional)
             more = {key: text(v) if isinstance(v, str) else v for key, v in more.items()}
-            options = _l.QueueOptions(tasks=array, task_count=len(found),
-                                      on_loss=1 + _ON_LOSS.index(on_loss),
-                                      durability=1 + _DURABILITY.index(durability),
-                                      provisional=_names(provisional),
-                                      provisional_count=len(provisional), **more)
+            options = _l.options(_l.QueueOptions, tasks=array, task_count=len(found),
+                                 on_loss=1 + _ON_LOSS.index(on_loss),
+                                 durability=1 + _DURABILITY.index(durability),
+                                 provisional=_names(provisional),
+                                 provisional_count=len(provisional), **more)
         elif more:
             raise TypeError(f"{', '.join(more)}: only with tasks, by whom the queue is made")
         self.name = name
@@ -383,13 +383,13 @@ class Queue:
         entries = rows // per if refill is None or not once_per_group else 1
         for values in given:
             values.for_rows(entries)
-        options = _l.InsertOptions(partition=text(partition), rows=rows, group_size=group_size,
-                            once_per_group=int(once_per_group), known_only=1,
-                            columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
-                            column_count=len(given), row_bytes=row_bytes,
-                            timeout_ns=_l.nanoseconds(timeout),
-                            at_slot=0 if at_slot is None else at_slot + 1,
-                            refill=refill.id if refill else 0)
+        options = _l.options(_l.InsertOptions, partition=text(partition), rows=rows, group_size=group_size,
+                             once_per_group=int(once_per_group), known_only=1,
+                             columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
+                             column_count=len(given), row_bytes=row_bytes,
+                             timeout_ns=_l.nanoseconds(timeout),
+                             at_slot=0 if at_slot is None else _l.number("at_slot", at_slot, 32) + 1,
+                             refill=refill.id if refill else 0)
         self._tag(options, tags or {}, entries)
         first = c.c_uint32()
         self._call("dray_queue_insert", c.byref(options), c.byref(first))
@@ -413,7 +413,7 @@ class Queue:
 
     def seal(self, partition: str, rows: int) -> None:
         """Seals the partition, which has so many rows and gets no more."""
-        self._call("dray_queue_seal", text(partition), rows)
+        self._call("dray_queue_seal", text(partition), _l.number("rows", rows, 32))
 
     def refill(self, timeout: Optional[float] = None) -> Refill:
         """Waits until slots need another sample, which insert(..., refill=result) puts. Raises DrayError
@@ -572,9 +572,9 @@ class Queue:
         out = np.empty(rows, ROW)
         blobs = None if tags is None else (_l.Blob * max(1, rows))(
             *(_l.Blob(None if tag is None else c.cast(c.c_char_p(tag), c.c_void_p), len(tag or b"")) for tag in tags))
-        options = _l.PutOptions(partition=text(partition), rows=rows, keys=keys, at=at,
-                                columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
-                                column_count=len(given), tags=blobs, timeout_ns=_l.nanoseconds(timeout))
+        options = _l.options(_l.PutOptions, partition=text(partition), rows=rows, keys=keys, at=at,
+                             columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
+                             column_count=len(given), tags=blobs, timeout_ns=_l.nanoseconds(timeout))
         if named is None or not self._put_beside_loans(options, out):
             self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
         return out
@@ -605,12 +605,12 @@ class Queue:
         (EAGAIN, or ETIMEDOUT with a timeout; ESTALE)."""
         _l.check_word("framework", framework, ("numpy", "torch"))
         named, keys, at = _named(keys, at)
-        options = _l.GetOptions(partition=text(partition), rows=named or 0, keys=keys, at=at,
-                                columns=None if columns is None else _names(list(columns)),
-                                column_count=0 if columns is None else len(columns),
-                                all_columns=int(columns is None), partial=int(partial), task=text(task),
-                                peek=int(peek), count=count, up_to=int(up_to),
-                                timeout_ns=_l.nanoseconds(timeout))
+        options = _l.options(_l.GetOptions, partition=text(partition), rows=named or 0, keys=keys, at=at,
+                             columns=None if columns is None else _names(list(columns)),
+                             column_count=0 if columns is None else len(columns),
+                             all_columns=int(columns is None), partial=int(partial), task=text(task),
+                             peek=int(peek), count=count, up_to=int(up_to),
+                             timeout_ns=_l.nanoseconds(timeout))
         batch = c.c_void_p()
         with self._pins:
             try:
@@ -649,9 +649,9 @@ class Queue:
               version: int = 0, resume: bool = False) -> None:
         """Limits how many rows the task may claim ahead of the trainer (dray_queue_admit)."""
         self._call("dray_queue_admit",
-                   c.byref(_l.Admission(task=text(task), batch_rows=batch_rows,
-                                        staleness=staleness, concurrency=concurrency,
-                                        resume=int(resume), version=_l.number("version", version))))
+                   c.byref(_l.options(_l.Admission, task=text(task), batch_rows=batch_rows,
+                                      staleness=staleness, concurrency=concurrency,
+                                      resume=int(resume), version=_l.number("version", version))))
 
     def version(self, version: int) -> None:
         """Reports that the trainer has reached this version, so that the admission grows."""

@@ -92,6 +92,15 @@ def check_refusals(queue):
     wrong(TypeError, "capacity_rows", dray.Queue, capacity_rows=3)
     assert "rollout" in refused("ENOENT", queue.claim, "rolout")
     refused("ETIMEDOUT", queue.claim, "rollout", timeout=0.01)
+    # ctypes would take the lowest bits of a number: a claim of one row, a slot at the end, as many rows as fit.
+    wrong(ValueError, "count", queue.claim, "train", (1 << 32) + 1)
+    wrong(ValueError, "count", queue.claim, "train", -1)
+    wrong(ValueError, "at_slot", queue.insert, {"prompt": ["a"]}, "p", at_slot=-1)
+    wrong(ValueError, "group_size", queue.insert, {"prompt": ["a"]}, "p", group_size=1 << 32)
+    wrong(ValueError, "rows", queue.seal, "p", -1)
+    wrong(ValueError, "batch_rows", queue.admit, None, (1 << 32) + 8)
+    wrong(ValueError, "max_attempts", dray.Queue, "wide", tasks=TASKS, max_attempts=1 << 32)
+    wrong(ValueError, "ahead_bytes", dray.StreamDataLoader, "train", [], 1, ahead_bytes=-1)
     # A misspelt option is no attribute of a structure, and a text no list of columns.
     wrong(TypeError, "unknown keyword 'capacity_row'", dray.Queue, "misspelt", tasks=TASKS, capacity_row=8)
     for columns in (("prompt", ["score"]), (["prompt"], "score")):
