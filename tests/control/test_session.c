@@ -628,6 +628,36 @@ TEST(start_order_does_not_matter)
     assert_int_equal(rmdir(folder), 0);
 }
 
+static void *ask_often(void *user)
+{
+    dray_error error;
+    for (int i = 0; i < 3000; i++) {
+        char *text = NULL;
+        if (dray_context_status(user, &text, &error))
+            return "no answer";
+        dray_free(text);
+    }
+    return NULL;
+}
+
+/* Two threads must not read the session's connection at once: each would take what the other waits
+ * for. */
+TEST(a_look_for_the_end_takes_no_replies)
+{
+    void *failed = NULL;
+    pthread_t thread;
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context;
+    options.address = f.unix_address;
+    options.timeout_ns = 5 * DRAY__SECOND;
+    assert_int_equal(dray_open(&options, &context, NULL), DRAY_OK);
+    assert_int_equal(pthread_create(&thread, NULL, ask_often, context), 0);
+    while (pthread_tryjoin_np(thread, &failed) != 0)
+        assert_false(dray__context_ended(context));
+    assert_null(failed);
+    dray_close(context);
+}
+
 TEST(socket_files)
 {
     struct stat st;
