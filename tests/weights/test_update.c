@@ -1,5 +1,6 @@
 /* Tests updates between processes. For any shardings, dtypes, modes and strategies, engine memory
  * equals the oracle, bit for bit, and the padding between is untouched. */
+#include "control/reports.h"
 #include "seed.h"
 #include "suite.h"
 #include "weights/cluster.h"
@@ -519,6 +520,53 @@ CLUSTER_TEST(test_a_name_that_is_cut_in_a_report)
     const char *held_by = json_string_value(json_object_get(object, "held_by"));
     CHECK(held_by && strncmp(held_by, name, 63) == 0);
     json_decref(object);
+    pair_close(&p);
+}
+
+/* Opens both ends of a pair again, with names of 255 bytes each, which JSON doubles. The trainer's
+ * is in the report, too, because the engine waits for it. */
+static void reopen_with_long_names(scene_pair *p, char name[256])
+{
+    memset(name, '"', 255);
+    name[255] = 0;
+    dray_publisher_options publisher = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_subscriber_options subscriber = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    dray_publisher_close(p->t.publisher);
+    dray_subscriber_close(p->e.subscriber);
+    dray_close(p->t.context);
+    fixture_host = "trainers";
+    p->t.context = fixture_open_at(f.unix_address, name, "trainer", 0);
+    fixture_host = NULL;
+    publisher.regions = p->t.region;
+    subscriber.regions = p->e.region;
+    subscriber.group = name;
+    MUST(dray_publisher_open(p->t.context, name, p->t.layout, &publisher, &p->t.publisher, error));
+    MUST(dray_subscriber_open(p->e.context, name, p->e.layout, &subscriber, &p->e.subscriber,
+                              error));
+}
+
+/* With a trainer on a GPU, which has a name of its own, the report has more than 2,048 bytes. */
+CLUSTER_TEST(test_a_report_with_long_names_is_posted)
+{
+    char name[256];
+    dray_model_config config = small_config(false, 3);
+    dray__channel *channel;
+    json_t *reports = NULL;
+    uint64_t cursor = 0;
+    scene_pair p;
+    pair_open_apart(&p, &config, DRAY_F32, DRAY_BF16);
+    reopen_with_long_names(&p, name);
+    MUST(dray_subscriber_note_step(p.e.subscriber, INT64_MAX, error));
+    MUST(dray_publisher_publish(p.t.publisher, INT64_MAX, NULL, error));
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    MUST(dray__channel_open(p.e.context, &channel, error));
+    MUST(dray__reports_watch(channel, "update", &cursor, dray__deadline(5 * DRAY__SECOND), &reports,
+                             error));
+    const json_t *report = json_array_get(reports, 0);
+    CHECK(strcmp(json_string_value(json_object_get(report, "model")), name) == 0);
+    CHECK(strcmp(json_string_value(json_object_get(report, "group")), name) == 0);
+    json_decref(reports);
+    dray__channel_close(channel);
     pair_close(&p);
 }
 

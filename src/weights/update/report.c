@@ -3,9 +3,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "weights/internal.h"
-#include "weights/update/steps.h"
+#include "weights/update/subscriber.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,20 +28,12 @@ static json_t *links(const dray_update_report *report)
     return object;
 }
 
-int dray_update_report_json(const dray_update_report *given, char *out, size_t capacity,
-                            dray_error *error)
+json_t *dray__report_object(const dray_update_report *report)
 {
     static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
     static const char *const sources[] = {"publishers", "peers", "disk", "staging"};
     static const char *const strategies[] = {"direct", "bucket", "parameter"};
-    if (!given || !out)
-        return dray__fail(error, DRAY_EINVALID, "report and out must be given");
-    dray_update_report own = DRAY_UPDATE_REPORT_INIT, *report = &own;
-    int rc = dray__options_read(report, sizeof *report, DRAY__REPORT_FIRST, given,
-                                "dray_update_report", error);
-    if (rc)
-        return rc;
-    json_t *object = json_pack(
+    return json_pack(
         "{s:I, s:I, s:s, s:s, s:I, s:I, s:o, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, "
         "s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:s, s:f, s:I, s:f, s:f, s:I, s:f, "
         "s:I, s:I, s:I}",
@@ -67,8 +58,26 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         "exchanged_bytes", (json_int_t)report->exchanged_bytes, "spare_bytes",
         (json_int_t)report->spare_bytes, "spare_waste_bytes",
         (json_int_t)report->spare_waste_bytes);
+}
+
+char *dray__report_text(json_t *object)
+{
     char *text = object ? dray__json_text(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(object);
+    return text;
+}
+
+int dray_update_report_json(const dray_update_report *given, char *out, size_t capacity,
+                            dray_error *error)
+{
+    if (!given || !out)
+        return dray__fail(error, DRAY_EINVALID, "report and out must be given");
+    dray_update_report own = DRAY_UPDATE_REPORT_INIT, *report = &own;
+    int rc = dray__options_read(report, sizeof *report, DRAY__REPORT_FIRST, given,
+                                "dray_update_report", error);
+    if (rc)
+        return rc;
+    char *text = dray__report_text(dray__report_object(report));
     if (!text)
         return dray__nomem(error);
     size_t size = strlen(text) + 1;

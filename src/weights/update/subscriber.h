@@ -14,6 +14,8 @@
 #include "weights/update/exchange.h"
 #include "weights/update/steps.h"
 
+#include <jansson.h>
+
 enum update_phase {
     PHASE_IDLE,
     PHASE_BEGIN,  /* the coordinator was asked for a version */
@@ -107,6 +109,10 @@ struct dray_subscriber {
 /* Connects again if the connection broke. When the session continues at another coordinator,
  * registers there with the same ids. */
 int dray__subscriber_ensure(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);
+/* report.c. Returns the report as an object; NULL when out of memory. */
+json_t *dray__report_object(const dray_update_report *report);
+/* Returns the object as one line, and frees the object. NULL when out of memory. */
+char *dray__report_text(json_t *object);
 /* Finds the sources of the update, and the tensors that are compared. Returns DRAY_EAGAIN until the
  * coordinator has answered. */
 int dray__update_plan(dray_subscriber *subscriber, dray_error *error);

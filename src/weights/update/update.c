@@ -463,22 +463,15 @@ static int on_move(dray_subscriber *s)
 
 static void tell(dray_subscriber *s)
 {
-    char fields[1536], json[2048];
-    if (dray_update_report_json(&s->report, fields, sizeof fields, NULL))
-        return;
-    json_t *object = json_loads(fields, 0, NULL);
-    if (!object)
-        return;
+    json_t *object = dray__report_object(&s->report);
     dray__json_set(&object, "model", json_string(s->model));
     dray__json_set(&object, "group", json_string(s->group));
-    size_t size = json_dumpb(object, json, sizeof json - 1, JSON_COMPACT);
-    json_decref(object);
-    if (size == 0 || size >= sizeof json)
-        return;
-    json[size] = 0;
+    char *json = dray__report_text(object);
     /* A notice without an answer; if it is lost, it is not sent again. */
-    dray__tell(s->channel, DRAY__MSG_UPDATE_REPORT, &dray__update_told_fields,
-               &(dray__update_told){s->key, json});
+    if (json)
+        dray__tell(s->channel, DRAY__MSG_UPDATE_REPORT, &dray__update_told_fields,
+                   &(dray__update_told){s->key, json});
+    free(json);
 }
 
 static int on_vote(dray_subscriber *s)
