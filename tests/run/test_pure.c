@@ -386,6 +386,8 @@ TEST(refusals)
          ":2:3: actor.truncate: expected 0 with old_log_prob rollout, found 2: its ratio"},
         {"actor: {old_log_prob: engine}\n", NULL,
          "actor.old_log_prob: expected one of trainer, rollout, found 'engine'"},
+        {"rollout: {temperature: 1e-40}\n", NULL,
+         "rollout.temperature: expected from 1e-06 to 100, found 1e-40"},
         {"actor: {truncate: -1}\n", NULL, "actor.truncate: expected from 0 to 1000000, found -1"},
         {"actor: {clip_high: 101}\n", NULL, "actor.clip_high: expected from 0 to 100, found 101"},
         {"actor: {dual_clip: 1}\n", NULL,

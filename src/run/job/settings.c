@@ -255,7 +255,7 @@ const dray__setting dray__settings[] = {
 
     INT(rollout.prompts, 32, 1, 65536, "of a step"),
     INT(rollout.samples, 8, 1, 4096, "of each prompt: a group"),
-    ABOVE(rollout.temperature, 1, 0, 100, "divides the logits"),
+    REAL(rollout.temperature, 1, 1e-6, 100, "divides the logits"),
     INT(rollout.max_new_tokens, 8, 1, 1048576, "of a response, with its end token"),
     INT(rollout.micro_batch, 64, 1, 65536, MICRO),
     WORD(rollout.batching, closed, batchings,
