@@ -101,10 +101,13 @@ static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
         return rc;
     p->key = dray__get_u64(&reply.payload);
     p->relaid = false;
-    p->returns = returns;
     dray__sums_forms_clear(&p->sent);
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
-    return rc ? rc : dray__publisher_put(p, deadline, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_put(p, deadline, error);
+    if (rc == DRAY_OK) /* otherwise the next call registers again, and puts all regions */
+        p->returns = returns;
+    return rc;
 }
 
 int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error)

@@ -166,11 +166,14 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
     if (rc)
         return rc;
     s->key = dray__get_u64(&reply.payload);
-    s->returns = returns;
     dray__sums_forms_clear(&s->sent);
     s->left = false;
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
-    return rc ? rc : dray__subscriber_put(s, deadline, error);
+    if (rc == DRAY_OK)
+        rc = dray__subscriber_put(s, deadline, error);
+    if (rc == DRAY_OK) /* otherwise the next call registers again, and puts all regions */
+        s->returns = returns;
+    return rc;
 }
 
 int dray__subscriber_ensure(dray_subscriber *s, int64_t deadline_ns, dray_error *error)
