@@ -1,6 +1,8 @@
 /* dray trace: the time of a run by state, the spans that decided how long its steps took, and the
  * waits of processes for each other. */
+#include "base/error.h"
 #include "base/json.h"
+#include "base/wire.h"
 #include "cmd/cmd.h"
 #include "run/timeline/timeline.h"
 
@@ -350,7 +352,10 @@ int cmd_trace(int argc, char **argv)
     cmd_parse(&usage, argc, argv, &a);
     report r = {.a = &a};
     dray_error error;
-    int rc = look(&r, &error);
+    const char *folder = a.folder.items[0];
+    int rc = a.json && !dray__utf8_valid(folder, strlen(folder))
+                 ? dray__fail(&error, DRAY_EINVALID, "%s: --json needs a path of UTF-8", folder)
+                 : look(&r, &error);
     if (!rc && a.json)
         print_json(&r);
     else if (!rc)

@@ -125,6 +125,12 @@ check(done.returncode == 0 and "no report" not in done.stdout + done.stderr, f"t
 again = (torn / "events.jsonl").read_text().splitlines()
 check(again[:len(events) - 1] == events[:-1] and all(map(json.loads, again[len(events) - 1:])), f"torn: {again}")
 check(len(again) >= len(events) and report(torn).returncode == 0, f"torn: {again}")
+bad = work / os.fsdecode(b"no-utf8-\xff")  # JSON cannot hold its name
+shutil.copytree(other, bad)
+for asked in (["report", bad], ["trace", "--json", bad]):
+    done = subprocess.run([PROGRAM, *asked], capture_output=True, timeout=PATIENCE)
+    check(done.returncode in (1, 2) and not done.stdout and b"UTF-8" in done.stderr, f"{asked[0]}: {done.stdout} {done.stderr}")
+shutil.rmtree(bad)
 done = report(work / "nowhere")
 check(done.returncode == 1 and "nowhere" in done.stderr, f"nowhere: {done.stderr}")
 

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/wire.h"
 #include "run/job/settings.h"
 #include "run/page/page.h"
 #include "run/paths.h"
@@ -359,6 +360,8 @@ int dray__page_run(const char *folder, uint32_t points, json_t **out, dray_error
     happened h = {.events = json_array()};
     json_t *run = json_object();
     int rc = read_all(folder, &rows, &h, error);
+    if (!rc && !dray__utf8_valid(folder, strlen(folder))) /* it is in the page's JSON */
+        rc = dray__fail(error, DRAY_EINVALID, "%s: the path of a run must be UTF-8", folder);
     if (!rc)
         rc = add_settings(folder, &run, error);
     if (!rc) {
