@@ -1,17 +1,23 @@
 """What the checkpoint-engine plug-in takes from the other end: messages by an allow-list, handles of buffers, places in
 them. With the package itself: tests/frameworks/ce_real."""
+import contextlib
 import os
 import pickle
 import sys
 import tempfile
 import types
+import unittest.mock
 
 from begin import needs
 
 with needs:
     import torch
 
-sys.modules.setdefault("zmq", types.ModuleType("zmq"))  # nothing is sent here
+class Late(Exception):
+    """The stand-in's zmq.Again."""
+
+
+sys.modules.setdefault("zmq", types.SimpleNamespace(REP=1, REQ=2, Again=Late, ZMQError=Late))  # nothing is sent here
 import dray
 from dray.integrations import checkpoint_engine as plugin
 
@@ -71,8 +77,85 @@ def messages():
         assert "it failed" in str(plugin.loads(pickle.dumps(RuntimeError("it failed"), protocol)))
 
 
+class Socket:
+    """coming: what the other end says, one message for each wait; then nothing comes. told: what it was told."""
+
+    def __init__(self, *coming):
+        self.coming, self.told, self.late = [pickle.dumps(each) for each in coming], [], 0
+
+    def recv(self):
+        if not self.coming:
+            self.late += 1
+            raise plugin.zmq.Again
+        return self.coming.pop(0)
+
+    def send(self, message):
+        self.told.append(message)
+
+    def send_string(self, text):
+        self.send(text.encode())
+
+    def connect(self, _):
+        pass
+
+    bind, close = connect, lambda self: None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def buffer_of(size):
+    path = f"/dev/shm/dray-{os.urandom(16).hex()}"
+    with open(path, "wb") as file:
+        file.truncate(size)
+    try:
+        yield plugin.shared_buffer, (path, size)
+    finally:
+        os.unlink(path)
+
+
+def answered():
+    """Whatever ends a worker, the sender is told of it where it waits for an answer, once."""
+    def fails(*_):
+        raise ValueError("it failed")
+
+    def takes(named):
+        assert named[0][0] == "a"
+
+    one, gone = {"name": "a", "shape": (8,), "dtype": torch.float32, "offset": 0}, f"/dev/shm/dray-{'0' * 32}"
+    with buffer_of(1024) as handle:
+        for coming, run, hook, words in (
+                ([handle, [one], None, None], takes, fails, "ValueError: it failed"),
+                ([handle, [one], None], fails, None, "ValueError: it failed"),
+                ([handle, [one], [one], 3], takes, None, "tensors or None expected"),
+                ([handle, [one], os.system], takes, None, "checkpoint-engine's message"),
+                ([(plugin.shared_buffer, (gone, 1024))], takes, None, "FileNotFoundError"),
+                ([(plugin.shared_buffer, (3, 4, 5))], takes, None, "TypeError")):
+            socket = Socket(*coming)
+            with unittest.mock.patch.object(plugin, "_socket", lambda *_: socket):
+                try:
+                    plugin.receive("it", run, hook, timeout=1)
+                except Exception as failure:
+                    assert not isinstance(failure, plugin.zmq.Again) and not socket.late, failure
+                else:
+                    raise AssertionError(f"not refused: {words}")
+            assert len(socket.told) == len(coming) and words in socket.told[-1].decode(), (words, socket.told)
+        socket = Socket(handle, [one], RuntimeError("another rank's"))  # the sender has ended it, and waits no more
+        with unittest.mock.patch.object(plugin, "_socket", lambda *_: socket):
+            try:
+                plugin.receive("it", lambda named: None, timeout=1)
+            except dray.DrayError as failure:
+                assert failure.name == "ECANCELED" and "another rank's" in str(failure)
+        assert socket.told == [b"", b""]
+
+
 with tempfile.TemporaryDirectory() as folder:
     hostile(folder)
 handles()
 places()
 messages()
+answered()

@@ -4,6 +4,7 @@ mapped, and what lies in it, bucket by bucket, over ZMQ. docs/checkpoint-engine.
 What comes is unpickled by an allow-list: it may name types, a handle's function and errors, and calls none of them."""
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import mmap
@@ -143,25 +144,36 @@ def receive(handle: str, run: Callable, post_hook: Optional[Callable] = None, de
     count, failure, buffer, over = 0, None, None, False
     with _socket(zmq.REP, timeout) as socket:
         socket.connect(handle)
+        owed = False  # an answer, for which the sender waits
+
+        def heard():
+            nonlocal owed
+            message, owed = socket.recv(), True
+            return loads(message)
+
+        def answer(text=""):
+            nonlocal owed
+            socket.send_string(text)
+            owed = False
+
         try:
-            try:
-                buffer = _buffer_of(loads(socket.recv()), device_id)
-            except DrayError as error:
-                socket.send_string(str(error))
-                raise
-            socket.send(b"")
+            buffer = _buffer_of(heard(), device_id)
+            answer()
             while True:
-                told = loads(socket.recv())
+                told = heard()
+                if isinstance(told, Exception):
+                    owed = False
+                    raise failure or DrayError(ECANCELED, f"checkpoint-engine's {handle}: {told}")
+                if told is None and failure is not None:
+                    raise failure
                 if told is None and over:
                     if post_hook is not None:
                         post_hook()
                     _synchronize()
-                    socket.send(b"")
+                    answer()
                     return count
                 if told is None:
                     over, buffer = True, None
-                elif isinstance(told, Exception):
-                    raise failure or DrayError(ECANCELED, f"checkpoint-engine's {handle}: {told}")
                 elif over or not isinstance(told, list):
                     raise DrayError(EPROTO, f"checkpoint-engine's {handle}: tensors or None expected, found {told!r:.200}")
                 else:
@@ -170,12 +182,22 @@ def receive(handle: str, run: Callable, post_hook: Optional[Callable] = None, de
                         count += len(told)
                     except Exception as error:
                         failure = error
-                        socket.send_string(f"{type(error).__name__}: {error}")
+                        answer(_said(error))
                         continue
                 _synchronize()
-                socket.send(b"")
+                answer()
         except zmq.Again:
             raise _late(handle, timeout) from None
+        except BaseException as error:
+            if owed:  # else the sender would wait until its time is over
+                with contextlib.suppress(zmq.ZMQError):
+                    answer(_said(error))
+            raise
+
+
+def _said(error):
+    """What the sender is told of an error; an empty text would tell it that all is well."""
+    return f"{type(error).__name__}: {error}"
 
 
 # ---- a parameter server's end --------------------------------------------------------------------
