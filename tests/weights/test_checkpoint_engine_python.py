@@ -153,9 +153,21 @@ def answered():
         assert socket.told == [b"", b""]
 
 
+def sender():
+    """It waits once for a worker that says nothing."""
+    socket = Socket()
+    with unittest.mock.patch.object(plugin, "_socket", lambda *_: socket):
+        try:
+            plugin.Sender("it", bytes=1024, timeout=1).__enter__()
+        except dray.DrayTimeout as failure:
+            assert "nothing came" in str(failure)
+        assert socket.late == 1 and len(socket.told) == 1, (socket.late, socket.told)
+
+
 with tempfile.TemporaryDirectory() as folder:
     hostile(folder)
 handles()
 places()
 messages()
 answered()
+sender()

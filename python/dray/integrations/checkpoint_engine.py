@@ -213,7 +213,7 @@ class Sender:
 
     def __init__(self, handle: str, bytes: int = 512 << 20, device: Any = "cpu", timeout: float = 300.0):
         self._handle, self._half, self._timeout = handle, bytes // 2 // _ALIGNMENT * _ALIGNMENT, timeout
-        self._device, self._turn, self._waiting = torch.device(device), 0, False
+        self._device, self._turn, self._waiting, self._silent = torch.device(device), 0, False, False
         if self._half < _ALIGNMENT:
             raise ValueError(f"bytes: at least {2 * _ALIGNMENT} expected, found {bytes}")
 
@@ -247,6 +247,7 @@ class Sender:
         try:
             self._socket.send(pickle.dumps(what))
         except zmq.Again:
+            self._silent = True
             raise _late(self._handle, self._timeout) from None
         self._waiting = True
 
@@ -257,6 +258,7 @@ class Sender:
         try:
             said = self._socket.recv()
         except zmq.Again:
+            self._silent = True
             raise _late(self._handle, self._timeout) from None
         self._waiting = False
         if said:
@@ -302,6 +304,8 @@ class Sender:
 
     def _end(self, error):
         """The worker ends by the same error, if it still listens."""
+        if self._silent:  # it was waited for already
+            return
         try:
             if self._waiting:
                 self._socket.recv()
