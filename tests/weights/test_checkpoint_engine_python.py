@@ -1,6 +1,7 @@
 """What the checkpoint-engine plug-in takes from the other end: messages by an allow-list, handles of buffers, places in
 them. With the package itself: tests/frameworks/ce_real."""
 import contextlib
+import errno
 import os
 import pickle
 import sys
@@ -154,7 +155,7 @@ def answered():
 
 
 def sender():
-    """It waits once for a worker that says nothing."""
+    """It waits once for a worker that says nothing, and has its memory before it begins."""
     socket = Socket()
     with unittest.mock.patch.object(plugin, "_socket", lambda *_: socket):
         try:
@@ -162,6 +163,16 @@ def sender():
         except dray.DrayTimeout as failure:
             assert "nothing came" in str(failure)
         assert socket.late == 1 and len(socket.told) == 1, (socket.late, socket.told)
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        with unittest.mock.patch.object(os, "posix_fallocate", full):
+            try:
+                plugin.Sender("it", bytes=1024, timeout=1).__enter__()
+            except dray.DrayError as failure:
+                assert failure.name == "ENOMEM" and "1024 bytes of /dev/shm" in str(failure), failure
+            else:
+                raise AssertionError("a buffer without memory was taken")
 
 
 with tempfile.TemporaryDirectory() as folder:

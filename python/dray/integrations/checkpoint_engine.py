@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Optional
 import torch
 import zmq
 
-from .._declared import ECANCELED, EPROTO, ETIMEDOUT
+from .._declared import ECANCELED, ENOMEM, EPROTO, ETIMEDOUT
 from .._library import DrayError, DrayTimeout
 
 TRIED = "0.4.2"  # the version of checkpoint-engine that this was tried with
@@ -71,6 +71,22 @@ def shared_buffer(path: str, size: int) -> torch.Tensor:
         return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     finally:
         os.close(file)
+
+
+def _new_file(size):
+    """The path of a buffer, whose memory is there: a file without it would end this process at the first write where
+    /dev/shm is full."""
+    path = f"/dev/shm/dray-{os.urandom(16).hex()}"
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        os.unlink(path)
+        raise DrayError(ENOMEM, f"checkpoint-engine's buffer: {size} bytes of /dev/shm expected (Sender's bytes=), found: "
+                        f"{error.strerror}") from None
+    finally:
+        os.close(file)
+    return path
 
 
 def _gpu_buffer(*arguments):
@@ -218,11 +234,7 @@ class Sender:
             raise ValueError(f"bytes: at least {2 * _ALIGNMENT} expected, found {bytes}")
 
     def __enter__(self):
-        path = None
-        if self._device.type == "cpu":
-            path = f"/dev/shm/dray-{os.urandom(16).hex()}"
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            os.truncate(path, 2 * self._half)
+        path = _new_file(2 * self._half) if self._device.type == "cpu" else None
         self._socket = _socket(zmq.REQ, self._timeout)
         try:
             if path:
