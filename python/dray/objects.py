@@ -98,11 +98,23 @@ def _tree(value, parts):
         if kind is torch.Size:
             return {"$": ["Size", list(value)]}
     tensordict = sys.modules.get("tensordict")
-    if tensordict is not None and isinstance(value, tensordict.TensorDictBase):
-        return {"$": ["tensordict", list(value.batch_size), {name: _tree(each, parts) for name, each in value.items()}]}
-    if tensordict is not None and tensordict.is_non_tensor(value):
+    if tensordict is not None and tensordict.is_non_tensor(value):  # a NonTensorStack is a TensorDict, too, without fields
         return _tree(value.tolist(), parts)
+    if tensordict is not None and isinstance(value, tensordict.LazyStackedTensorDict):  # each has fields of its own
+        return {"$": ["stack", value.stack_dim, [_tree(each, parts) for each in value.tensordicts]]}
+    if tensordict is not None and isinstance(value, tensordict.TensorDictBase):
+        return {"$": ["tensordict", list(value.batch_size),
+                      {name: _field(tensordict, value.get(name), parts) for name in value.keys()}]}
     raise TypeError(f"a {kind.__module__}.{kind.__qualname__} is kept only where pickle is allowed")
+
+
+def _field(tensordict, value, parts):
+    """Of a TensorDict, which would make tensors of what is no tensor where it was given as it is."""
+    if not tensordict.is_non_tensor(value):
+        return _tree(value, parts)
+    if isinstance(value, tensordict.NonTensorStack):
+        return {"$": ["values", value.stack_dim, [_field(tensordict, each, parts) for each in value.tensordicts]]}
+    return {"$": ["value", list(value.batch_size), _tree(value.data, parts)]}
 
 
 def _array(value, parts):
@@ -174,6 +186,21 @@ def _made_tensordict(parts, batch, columns):
     return TensorDict({name: _value(each, parts) for name, each in columns.items()}, batch_size=batch)
 
 
+def _made_stack(parts, dim, items):
+    from tensordict import LazyStackedTensorDict
+    return LazyStackedTensorDict(*(_value(each, parts) for each in items), stack_dim=dim)
+
+
+def _made_value(parts, batch, tree):
+    from tensordict import NonTensorData
+    return NonTensorData(_value(tree, parts), batch_size=batch)
+
+
+def _made_values(parts, dim, items):
+    from tensordict import NonTensorStack
+    return NonTensorStack(*(_value(each, parts) for each in items), stack_dim=dim)
+
+
 def _of_torch(parts, name):
     import torch
     found = getattr(torch, name)
@@ -200,6 +227,9 @@ _KINDS = {
     "tensor": _made_tensor,
     "nested": _made_nested,
     "tensordict": _made_tensordict,
+    "stack": _made_stack,
+    "value": _made_value,
+    "values": _made_values,
     "dtype": _of_torch,
     "Size": _size,
 }

@@ -8,7 +8,7 @@ from begin import needs, seed as SEED
 with needs:
     import numpy as np
     import torch
-    from tensordict import TensorDict  # noqa: F401
+    from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from dray import objects
 from dray.tensordicts import together
@@ -84,6 +84,36 @@ class Objects(unittest.TestCase):
             found = objects.loads(objects.dumps(torch.nested.as_nested_tensor(rows, layout=layout)))
             self.assertIs(found.layout, layout)
             self.assertTrue(all(map(torch.equal, found.unbind(), rows)))
+
+    def test_what_is_no_tensor_comes_back_in_a_tensordict(self):
+        for data in ("x", 7, True, None, [1, 2], (1, 2), {"k": 1}, np.arange(3), torch.arange(2), [[1], [2, 3]]):
+            for batch in ([], [2]):
+                with self.subTest(data=data, batch=batch):
+                    given = TensorDict({"a": NonTensorData(data, batch_size=batch), "b": torch.zeros(batch)}, batch)
+                    found = objects.loads(objects.dumps({"it": given}))["it"]
+                    self.assertEqual((found.batch_size, set(found.keys())), (given.batch_size, {"a", "b"}))
+                    self.assertIsInstance(found.get("a"), NonTensorData)
+                    self.assertTrue(same(found.get("a").data, given.get("a").data))
+
+    def test_a_value_a_row_comes_back_in_a_tensordict(self):
+        for rows in ([1, 2], ["a", "b"], [[1, 2], [3]], [{"q": 1}, {"r": 2}], [None, 7]):
+            with self.subTest(rows=rows):
+                given = NonTensorStack(*map(NonTensorData, rows))
+                found = objects.loads(objects.dumps(TensorDict({"a": given, "b": torch.zeros(2)}, [2])))
+                self.assertIsInstance(found.get("a"), NonTensorStack)
+                self.assertEqual([found[i].get("a").data for i in range(2)], rows)
+                self.assertEqual(objects.loads(objects.dumps(given)), rows)
+        deep = NonTensorStack(NonTensorStack(1, 2), NonTensorStack(3, 4))
+        found = objects.loads(objects.dumps(TensorDict({"a": deep}, [2, 2]))).get("a")
+        self.assertEqual((found.batch_size, found.tolist()), (deep.batch_size, [[1, 2], [3, 4]]))
+
+    def test_stacked_tensordicts_come_back_with_the_fields_of_each(self):
+        rows = [TensorDict({"x": torch.ones(2)}), TensorDict({"x": torch.ones(3), "y": torch.zeros(1), "z": NonTensorData("s")})]
+        found = objects.loads(objects.dumps(LazyStackedTensorDict(*rows)))
+        self.assertIsInstance(found, LazyStackedTensorDict)
+        for row, wanted in enumerate(rows):
+            self.assertEqual(set(found[row].keys()), set(wanted.keys()))
+            self.assertTrue(torch.equal(found[row]["x"], wanted["x"]))
 
     def test_changed_bytes_are_refused_or_another_value(self):
         for _ in range(300):
