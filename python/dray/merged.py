@@ -42,7 +42,8 @@ class _Target:
         """The weight as it is to be read, cut as the base's is."""
         weight = self.weight()
         here, mesh, placements = local(weight)
-        if self._memory is None or self._memory.shape != here.shape or self._memory.device != here.device:
+        known, wanted = self._memory, (here.shape, here.dtype, here.device)
+        if known is None or (known.shape, known.dtype, known.device) != wanted:
             from .host import empty
             self._memory = torch.empty_like(here) if here.is_cuda else empty(*here.shape, dtype=here.dtype)
         if mesh is None:

@@ -270,6 +270,19 @@ def merged_again():
         assert torch.equal(held[name], tensor), name
 
 
+def other_dtype():
+    """The base's weights get another dtype between two publishes: what is merged is not published in the old one."""
+    model = Peft()
+    write(model, 1)
+    base = model.base_model.model.layers[0].down.base_layer
+    with dray.Publisher(dray.adapters.merged(model), "dtype") as publisher:
+        publisher.publish(1)
+        base.weight.data = base.weight.data.float()
+        error = refused(dray.DrayError, ["layers.0.down.weight was torch.bfloat16", "is torch.float32"],
+                        publisher.publish, 2)
+        assert error.name == "ESTALE"
+
+
 def saved():
     """A checkpoint has the merged weights, each time as the adapter is then; nothing can be loaded into them."""
     model = Peft()
@@ -334,6 +347,7 @@ def main():
         other_trainers()
         torn()
         merged_again()
+        other_dtype()
         saved()
         wrapped()
         tied()
