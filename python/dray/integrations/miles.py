@@ -114,24 +114,33 @@ def _class(base):
             self._buckets.end()
 
         def finalize(self, weight_version) -> None:
-            if self._publisher is None:
-                self._context = weights.Context(role="trainer", rank=dist.get_rank(), timeout=TIMEOUT)
-                self._publisher = weights.Publisher(self._buckets, weights.MODEL, dist.get_rank(), dist.get_world_size(),
-                                                    context=self._context, timeout=TIMEOUT)
-            self._publisher.publish(weight_version)
-            tensors: list = [None] * dist.get_world_size()
-            dist.all_gather_object(tensors, self._buckets.listed(), group=_gloo())
-            failure = [None]
-            if dist.get_rank() == 0:
+            own, cause = None, None
+            try:
+                self._publish(weight_version)
+            except Exception as error:  # told to all ranks, none of which waits for this one
+                own, cause = f"rank {dist.get_rank()}: {type(error).__name__}: {error}", error
+            told: list = [None] * dist.get_world_size()
+            dist.all_gather_object(told, (own, self._buckets.listed()), group=_gloo())
+            failure = ["; ".join(why for why, _ in told if why) or None]
+            if dist.get_rank() == 0 and failure[0] is None:
                 try:
-                    self._take(weight_version, list({name: [name, *of] for each in tensors for name, *of in each}.values()))
+                    tensors = {name: [name, *of] for _, each in told for name, *of in each}
+                    self._take(weight_version, list(tensors.values()))
                 except Exception as error:  # told to all ranks
                     failure = [f"{type(error).__name__}: {error}"]
             dist.broadcast_object_list(failure, src=0, group=_gloo())
-            self._publisher.wait(weight_version, timeout=TIMEOUT)
+            if self._publisher is not None:
+                self._publisher.wait(timeout=TIMEOUT)  # for the last that this rank has published
             if failure[0] is not None:
-                raise RuntimeError(f"dray, weight version {weight_version}: {failure[0]}")
+                raise RuntimeError(f"dray, weight version {weight_version}: {failure[0]}") from cause
             self.update_weight_metrics["dray/update_seconds"] = time.monotonic() - self._begun
+
+        def _publish(self, version) -> None:
+            if self._publisher is None:
+                self._context = self._context or weights.Context(role="trainer", rank=dist.get_rank(), timeout=TIMEOUT)
+                self._publisher = weights.Publisher(self._buckets, weights.MODEL, dist.get_rank(),
+                                                    dist.get_world_size(), context=self._context, timeout=TIMEOUT)
+            self._publisher.publish(version)
 
         def _take(self, version, tensors) -> None:
             from .sglang import message
