@@ -1,7 +1,12 @@
 """The slime plug-in against the contract that slime 624b824 has with what updates weights, without slime and Megatron; with the
 repository in $DRAY_UPSTREAM/slime, against its own modules and its own conversion (tests/frameworks/slime_contract). Two ranks
 of a trainer, TP2 and EP2, and engines that speak SGLang's protocol: every tensor by its bits."""
+import base64
+import io
+import json
+import pickle
 import sys
+import types
 import unittest.mock
 
 import slime_names as names  # first: it skips the test without PyTorch, and finds the package
@@ -30,6 +35,7 @@ def rank_main(rank, folder):
     assert actor.UpdateWeightFromDistributed is old
     slime.init(names.ARGS)
     assert actor.UpdateWeightFromDistributed is actor.UpdateWeightFromTensor is slime.DrayWeightUpdater
+
 
     # ---- as slime's actor uses it
     chunk = names.Chunk(rank)
@@ -95,9 +101,47 @@ def names_of(model):
     return sys.modules["slime.backends.megatron_utils.update_weight.common"].named_params_and_buffers(names.ARGS, model)
 
 
+class Actor:
+    """An engine as an actor of Ray. calls: their names; groups: of its handshakes. fails: the calls that raise."""
+
+    def __init__(self, *fails):
+        self.calls, self.groups, self._fails = [], [], fails
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return types.SimpleNamespace(remote=lambda **given: self._call(name, **given))
+
+    def _call(self, name, serialized_named_tensors=(), **_):
+        self.calls.append(name)
+        for packed in serialized_named_tensors:
+            for told, _ in pickle.load(io.BytesIO(base64.b64decode(packed))):
+                self.groups += [json.loads(told.partition(" ")[2])["handshake"]["group"]]
+        return RuntimeError(f"{name} failed") if name in self._fails else {"success": True}
+
+
+def engines_that_fail():
+    """No two engines are told one group, also where another one's handshake has failed."""
+    from dray.integrations import ray_engines
+
+    def get(found):
+        for each in found if isinstance(found, list) else [found]:
+            if isinstance(each, Exception):
+                raise each
+        return found
+
+    with unittest.mock.patch.object(ray_engines, "_wait", get):
+        engines, good, new = ray_engines.RayEngines("it"), Actor(), Actor()
+        refused(RuntimeError, ["engine 1", "failed"], engines.connect, [good, Actor("update_weights_from_tensor")],
+                [1, 1], dict)
+        engines.connect([new, good], [1, 1], dict)
+        assert len(good.groups) == 2 and not {*new.groups} & {*good.groups}, (new.groups, good.groups)
+
+
 def main():
     if len(sys.argv) > 1:
         return rank_main(int(sys.argv[1]), sys.argv[2])
+    engines_that_fail()
     with dray.serve(), ranks(names.TP, 240):
         pass
 

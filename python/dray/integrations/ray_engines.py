@@ -26,10 +26,10 @@ class RayEngines:
         new = [engine for engine in self.engines if engine not in self._told]
         self._told = [engine for engine in self._told if engine in self.engines]
         if new:
-            base = handshake()
+            base, first = handshake(), self._number
+            self._number += len(new)  # also where one fails: others may be there under its number by then
             self._update({engine: message(handshake={**base, "group": f"{self._group}-{number}"})
-                          for number, engine in enumerate(new, self._number)})
-            self._number += len(new)
+                          for number, engine in enumerate(new, first)})
             self._told += new
 
     _number = 0  # of the next engine
