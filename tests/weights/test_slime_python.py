@@ -121,7 +121,8 @@ class Actor:
 
 
 def engines_that_fail():
-    """No two engines are told one group, also where another one's handshake has failed."""
+    """No two engines are told one group, also where another one's handshake has failed; and an engine whose pause
+    failed leaves no other one paused."""
     from dray.integrations import ray_engines
 
     def get(found):
@@ -136,6 +137,10 @@ def engines_that_fail():
                 [1, 1], dict)
         engines.connect([new, good], [1, 1], dict)
         assert len(good.groups) == 2 and not {*new.groups} & {*good.groups}, (new.groups, good.groups)
+        other = Actor("pause_generation")
+        engines.connect([good, other], [1, 1], dict)
+        refused(RuntimeError, ["pause_generation failed"], engines.update, 1)
+        assert good.calls[-1] == "continue_generation", good.calls
 
 
 def main():

@@ -53,8 +53,8 @@ class RayEngines:
 
     def update(self, version: int) -> None:
         """Pause, flush, load, continue."""
-        _wait([engine.pause_generation.remote() for engine in self.engines])
         try:
+            _wait([engine.pause_generation.remote() for engine in self.engines])
             _wait([engine.flush_cache.remote() for engine in self.engines])
             self._update({engine: message(version=version) for engine in self.engines}, weight_version=str(version))
         finally:
