@@ -2,6 +2,7 @@
 repository in $DRAY_UPSTREAM/slime, against its own modules and its own conversion (tests/frameworks/slime_contract). Two ranks
 of a trainer, TP2 and EP2, and engines that speak SGLang's protocol: every tensor by its bits."""
 import base64
+import contextlib
 import io
 import json
 import pickle
@@ -36,6 +37,7 @@ def rank_main(rank, folder):
     slime.init(names.ARGS)
     assert actor.UpdateWeightFromDistributed is actor.UpdateWeightFromTensor is slime.DrayWeightUpdater
 
+    from dray.integrations import slime_trainer
 
     # ---- as slime's actor uses it
     chunk = names.Chunk(rank)
@@ -78,8 +80,25 @@ def rank_main(rank, folder):
     assert updater.weight_version == 10
     for engine in engines if rank == 0 else ():
         assert engine.model.differs(names.checkpoint(10, convert)) == []
+    # ---- one rank does not publish: no other waits for it, and nothing is taken
+    chunk.write(11)
+    publisher = updater._published.publisher
+    with unittest.mock.patch.object(publisher, "publish", side_effect=dray.DrayError(-20, "no room")) \
+            if rank == 1 else contextlib.nullcontext():
+        refused(RuntimeError, ["version 11", "rank 1: DrayError: no room"], updater.update_weights)
+    for engine in engines if rank == 0 else ():
+        assert engine.model.differs(names.checkpoint(10, convert)) == []
+    chunk.write(12)
+    updater.update_weights()
+    for engine in engines if rank == 0 else ():
+        assert engine.model.differs(names.checkpoint(12, convert)) == []
     dist.barrier()
     updater._published.close()
+    with unittest.mock.patch.object(slime_trainer, "Published", side_effect=dray.DrayError(-20, "no session")) \
+            if rank == 1 else contextlib.nullcontext():
+        another = actor.UpdateWeightFromDistributed(names.ARGS, [chunk], dict, **of)
+        refused(RuntimeError, ["rank 1: DrayError: no session"], another.connect_rollout_engines, [None, None])
+    assert another._published is None
 
     # ---- parameters that leave the GPU in turns are read where slime keeps them
     names.ARGS.colocate = True

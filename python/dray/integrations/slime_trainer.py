@@ -85,20 +85,45 @@ class DrayWeightUpdater:
                                 engine_gpu_offsets=None, engine_parallel_configs=None) -> None:
         """On all ranks. Engines that are new are told what is published; their ranks record where they want it."""
         if self._published is None:
-            made = source(*self._of)
-            self._published = Published(made, dist.get_rank(), Options(dist.get_world_size(), timeout=TIMEOUT,
-                                                                       tensors=self._tensors(made)), "slime")
-            self._engines = RayEngines(f"slime-{uuid.uuid4().hex[:16]}")
+            self._open()
         counts = engine_gpu_counts or [self.args.rollout_num_gpus_per_engine] * len(rollout_engines)
         self._together(lambda: self._engines.connect(rollout_engines, counts, self._published.handshake))
 
-    @staticmethod
-    def _tensors(made) -> dict:
-        """Of the checkpoint, by all ranks: {name: (shape, dtype)}."""
-        here = {name: (tuple(block.shape), local(block)[0].dtype) for name, block in made.pairs()}
+    def _open(self) -> None:
+        """On all ranks."""
+        made: Any = None
+
+        def describe():
+            nonlocal made
+            made = source(*self._of)
+            return {name: (tuple(block.shape), local(block)[0].dtype) for name, block in made.pairs()}
+
+        tensors = {name: of for each in self._everywhere(describe) for name, of in each.items()}  # of the checkpoint
+
+        def publisher():
+            self._published = Published(made, dist.get_rank(), Options(dist.get_world_size(), timeout=TIMEOUT,
+                                                                       tensors=tensors), "slime")
+        try:
+            self._everywhere(publisher)
+        except BaseException:
+            if self._published is not None:  # all ranks open anew
+                self._published.close()
+            self._published = None
+            raise
+        self._engines = RayEngines(f"slime-{uuid.uuid4().hex[:16]}")
+
+    def _everywhere(self, what: Any) -> list:
+        """On all ranks: what(); returns what each of them returned. Where it fails on one, all ranks raise."""
+        told, failure = (None, None), None
+        try:
+            told = what(), None
+        except Exception as error:  # told to all ranks
+            told, failure = (None, f"rank {dist.get_rank()}: {type(error).__name__}: {error}"), error
         there: list = [None] * dist.get_world_size()
-        dist.all_gather_object(there, here, group=_gloo())
-        return {name: of for each in there for name, of in each.items()}
+        dist.all_gather_object(there, told, group=_gloo())
+        if failures := [why for _, why in there if why]:
+            raise RuntimeError(f"dray, weight version {self.weight_version}: {'; '.join(failures)}") from failure
+        return [found for found, _ in there]
 
     def disconnect_rollout_engines(self) -> None:
         """Nothing: no process group was made."""
@@ -121,11 +146,11 @@ class DrayWeightUpdater:
         one fails, all ranks raise, and that engine goes on with the version that it holds."""
         begun = time.monotonic()
         version = self.weight_version = self.weight_version + 1  # no number is published twice, whatever fails
-        self._published.publisher.publish(version)
         try:
+            self._everywhere(lambda: self._published.publisher.publish(version))
             self._together(lambda: self._engines.update(version))
         finally:
-            self._published.publisher.wait(version)
+            self._published.publisher.wait()  # for the last that this rank has published
         self.update_weight_metrics["dray/update_seconds"] = time.monotonic() - begun
 
 
