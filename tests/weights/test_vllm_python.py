@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import unittest.mock
 
 from begin import needs
 
@@ -18,6 +19,7 @@ import vllm_names as names
 names.install()
 import dray
 from dray.integrations import vllm
+from dray.integrations.published import Options, Published
 from dray.integrations.trl import WeightTransfer
 from served import ranks, refused
 from sglang_stand_in import Model
@@ -185,12 +187,25 @@ def by_wrapped_modules():
     trainer.shutdown()
 
 
+def alone():
+    """A rank whose others do not come withdraws what it has published all the same."""
+    published, other = (Published({name: torch.ones(2)}, rank, Options(world=2, model="alone", timeout=2.0), "test")
+                        for rank, name in enumerate("ab"))
+    publisher = published.publisher
+    with unittest.mock.patch.object(publisher, "wait", wraps=publisher.wait) as waited:
+        refused(dray.DrayTimeout, "test-alone-1", published.send, 1, lambda: None)
+    waited.assert_called_once_with(1)
+    published.close()
+    other.close()
+
+
 def main():
     if len(sys.argv) > 1:
         return rank_main(int(sys.argv[1]), sys.argv[2])
     with dray.serve():
         by_trl()
         by_wrapped_modules()
+        alone()
         with ranks(RANKS, 110):
             pass
 

@@ -77,10 +77,12 @@ class Published:
             if self.rank == 0:
                 take()
         finally:
-            if self.world > 1:
-                self.context.barrier(f"{self._framework}-{self._options.model}-{version}", self.world,
-                                     self._options.timeout)
-            self.publisher.wait(version)
+            try:
+                if self.world > 1:
+                    self.context.barrier(f"{self._framework}-{self._options.model}-{version}", self.world,
+                                         self._options.timeout)
+            finally:  # also where another rank did not come
+                self.publisher.wait(version)
 
     def close(self) -> None:
         self.context.close()
