@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import types
+import unittest.mock
 from dataclasses import asdict, dataclass, field
 
 try:
@@ -99,6 +100,24 @@ def wait(queue, count):
         time.sleep(0.01)
 
 
+def failing(folder):
+    """A claim that fails loses no prompts that slime had given back."""
+    os.environ["DRAY_QUEUE"], os.environ["DRAY_TASK"] = "failing", "rollout"
+    with dray.Queue("failing", tasks={"rollout": (["prompt"], [])}) as queue:
+        queue.insert({"prompt": ["p0", "p1", "p2"]}, "0")
+        source = slime.DataSource(args(save=folder))
+        handed = source.get_samples(1) + source.get_samples(1)
+        source.save(9)
+        source.add_samples(handed[:1])
+        with unittest.mock.patch.object(source._queue, "claim", side_effect=dray.DrayError(-16, "it is gone")):
+            refused(dray.DrayError, ["it is gone"], lambda: source.get_samples(2))
+        assert source.get_samples(1) == handed[:1]
+        source._queue.close()
+        wait(queue, 1)
+        assert sorted(prompts(slime.DataSource(args()).get_samples(9)) + prompts(handed)) == ["p0", "p1", "p2"]
+        assert queue.status()["partitions"][0]["tasks"]["rollout"]["ready"] == 0
+
+
 def main(folder):
     queue = dray.Queue("samples", tasks={"rollout": (["prompt", "label", "metadata"], []), "other": (["label"], []),
                                          "chat": (["messages"], [])})
@@ -158,6 +177,7 @@ def main(folder):
         over.end()
         os.environ["DRAY_QUEUE"] = "over"
         refused(dray.DrayError, ["over"], lambda: slime.DataSource(args()).get_samples(1))
+    failing(folder)
     os.environ["DRAY_QUEUE"] = "samples"
     os.environ["DRAY_TASK"] = "other"
     refused(ValueError, ["prompt or messages expected", "label"], lambda: slime.DataSource(args()).get_samples(1))

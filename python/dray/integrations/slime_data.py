@@ -38,9 +38,10 @@ class DataSource(_Base):
     def get_samples(self, num_samples: int) -> list:
         """As many groups, or fewer, of n_samples_per_prompt samples; waits until there is one. DrayError (EEND): the
         queue has ended; DrayTimeout: nothing came for 600 s."""
-        groups, self._given_back = self._given_back[:num_samples], self._given_back[num_samples:]
+        groups = self._given_back[:num_samples]
         if len(groups) < num_samples:
             groups += self._claimed(num_samples - len(groups), 0.0 if groups else TIMEOUT)
+        self._given_back = self._given_back[num_samples:]
         return groups
 
     def _claimed(self, count, timeout):
