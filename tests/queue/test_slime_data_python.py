@@ -101,12 +101,14 @@ def wait(queue, count):
 
 
 def failing(folder):
-    """A claim that fails loses no prompts that slime had given back."""
+    """A commit or a claim that fails loses none of the others' prompts, and has none handed out twice."""
     os.environ["DRAY_QUEUE"], os.environ["DRAY_TASK"] = "failing", "rollout"
     with dray.Queue("failing", tasks={"rollout": (["prompt"], [])}) as queue:
         queue.insert({"prompt": ["p0", "p1", "p2"]}, "0")
         source = slime.DataSource(args(save=folder))
         handed = source.get_samples(1) + source.get_samples(1)
+        with unittest.mock.patch.object(source._held[0], "commit", side_effect=dray.DrayTimeout(-13, "no answer")):
+            refused(dray.DrayTimeout, ["no answer"], lambda: source.save(9))
         source.save(9)
         source.add_samples(handed[:1])
         with unittest.mock.patch.object(source._queue, "claim", side_effect=dray.DrayError(-16, "it is gone")):

@@ -11,7 +11,7 @@ from slime.utils.types import Sample
 
 from .. import objects
 from .._declared import EEND, ENOENT
-from .._library import DrayError
+from .._library import DrayError, DrayTimeout
 from ..queue import Queue
 
 TIMEOUT = 600.0
@@ -107,9 +107,17 @@ class DataSource(_Base):
         new = path.with_suffix(".new")
         new.write_bytes(objects.dumps(state))
         new.replace(path)
-        held, self._held = self._held, []
-        for batch in held:
-            batch.commit()
+        held, self._held, failure = self._held, [], None
+        for batch in held:  # all of them: one that is let go of without a commit is handed out again
+            try:
+                batch.commit()
+            except DrayTimeout as error:
+                self._held.append(batch)  # for the next save()
+                failure = failure or error
+            except DrayError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def load(self, rollout_id=None) -> None:
         """What slime had given back at that rollout. DrayError (EPROTO) and others name a file that is not as save wrote
