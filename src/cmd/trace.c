@@ -1,8 +1,6 @@
 /* dray trace: the time of a run by state, the spans that decided how long its steps took, and the
  * waits of processes for each other. */
-#include "base/error.h"
 #include "base/json.h"
-#include "base/wire.h"
 #include "cmd/cmd.h"
 #include "run/timeline/timeline.h"
 
@@ -352,10 +350,11 @@ int cmd_trace(int argc, char **argv)
     cmd_parse(&usage, argc, argv, &a);
     report r = {.a = &a};
     dray_error error;
-    const char *folder = a.folder.items[0];
-    int rc = a.json && !dray__utf8_valid(folder, strlen(folder))
-                 ? dray__fail(&error, DRAY_EINVALID, "%s: --json needs a path of UTF-8", folder)
-                 : look(&r, &error);
+    json_t *folder = json_string(a.folder.items[0]); /* NULL when it is no UTF-8 */
+    int rc = a.json && !folder ? cmd_error(&error, DRAY_EINVALID,
+                                           "%s: --json needs a path of UTF-8", a.folder.items[0])
+                               : look(&r, &error);
+    json_decref(folder);
     if (!rc && a.json)
         print_json(&r);
     else if (!rc)
