@@ -14,7 +14,7 @@ with needs:
 from python_fixture import coordinator, dray, refused, wrong
 
 ROWS, COUNT = 50, 4
-TASKS = {"train": (["x", "text"], []), "other": (["x"], []), "write": (["x"], ["y"]), "taken": (["x"], [])}
+TASKS = {"train": (["x", "text"], []), "other": (["x"], []), "write": (["x"], ["y"]), "taken": (["n"], [])}
 
 
 def fill(queue, partition):
@@ -47,8 +47,8 @@ def rows_that_are_taken_back(queue):
     """A worker leaves a batch out that it could not commit, and goes on; with strict it says so."""
     for strict in (False, True):
         for partition in ("gone", "stays"):
-            queue.insert({"x": np.arange(4)}, f"{partition}-{strict}", seal=True)
-        loader = dray.StreamDataLoader("taken", ["x"], 2, timeout=1, ahead=2, strict=strict)
+            queue.insert({"n": np.arange(4)}, f"{partition}-{strict}", seal=True)
+        loader = dray.StreamDataLoader("taken", ["n"], 2, timeout=1, ahead=2, strict=strict)
         seen, turns = [], iter(range(9))
 
         def dumps(batch):
@@ -59,7 +59,7 @@ def rows_that_are_taken_back(queue):
         try:
             with mock.patch("dray.loader.pickle", mock.Mock(dumps=dumps, loads=pickle.loads)):
                 for batch in loader._within_worker():
-                    seen.append((batch.partition, *batch["x"][0]))
+                    seen.append((batch.partition, *batch["n"][0]))
         except dray.DrayError as error:
             assert error.name == ("EGONE" if strict else "ETIMEDOUT"), error
         assert seen == [(f"gone-{strict}", 0, 1), (f"stays-{strict}", 0, 1), (f"stays-{strict}", 2, 3)][:1 if strict else 3], seen

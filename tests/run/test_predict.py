@@ -84,7 +84,7 @@ check(0.5 < said["step_seconds"]["mean"] / same["step_seconds"]["mean"] < 2, f"t
 
 # Times of runs with other numbers of ranks are averaged as those of as many: their order does not matter.
 small, large = work / "small", work / "large"
-ONE = ("roles.engine.ranks=1", "roles.trainer.ranks=1")
+ONE = ("roles.engine.ranks=1", "roles.trainer.ranks=1", "steps=40", "rollout.max_new_tokens=26")  # long enough for the times of tokens
 done = run(small, *words(ONE))
 check(done.returncode == 0, done.stderr)
 shutil.copytree(small, large)
