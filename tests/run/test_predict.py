@@ -82,9 +82,10 @@ for path in twice.glob("trace/engine*.lengths"):
 said = simulate(twice)
 check(0.5 < said["step_seconds"]["mean"] / same["step_seconds"]["mean"] < 2, f"twice: {said}, once: {same}")
 
-# Times of runs with other numbers of ranks are averaged as those of as many: their order does not matter.
+# Times of runs with other numbers of ranks are averaged as those of as many: their order does not matter. The runs are
+# long enough for the times of tokens.
 small, large = work / "small", work / "large"
-ONE = ("roles.engine.ranks=1", "roles.trainer.ranks=1", "steps=40", "rollout.max_new_tokens=26")  # long enough for the times of tokens
+ONE = ("roles.engine.ranks=1", "roles.trainer.ranks=1", "steps=40", "rollout.max_new_tokens=26")
 done = run(small, *words(ONE))
 check(done.returncode == 0, done.stderr)
 shutil.copytree(small, large)
