@@ -109,9 +109,16 @@ static uint64_t make_room(const char *folder, uint64_t most)
     return total;
 }
 
+/* Ends the lock. Closing is not enough: a process that was forked meanwhile has the descriptor,
+ * too. */
+static void unlock(int fd)
+{
+    flock(fd, LOCK_UN);
+    close(fd);
+}
+
 /* Reserves bytes of the limit. Returns the descriptor with the lock, or -1 when there is no room. A
- * block is written under the lock, which ends with the descriptor, so that it is counted when
- * others make room. */
+ * block is written under the lock, so that it is counted when others make room. */
 static int reserve(const char *folder, uint64_t bytes)
 {
     char path[PATH_MAX];
@@ -130,7 +137,7 @@ static int reserve(const char *folder, uint64_t bytes)
     used += fits ? bytes : 0;
     fits = pwrite(fd, &used, sizeof used, 0) == sizeof used && fits;
     if (!fits)
-        close(fd);
+        unlock(fd);
     return fits ? fd : -1;
 }
 
@@ -152,7 +159,7 @@ static void keep(uint64_t key, uint64_t block, const void *data, uint64_t size)
         written = false;
     if (fd >= 0 && (!written || rename(partial, path)))
         unlink(partial);
-    close(room);
+    unlock(room);
 }
 
 /* ---- in memory ------------------------------------------------------------------------------- */

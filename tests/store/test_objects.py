@@ -1,6 +1,7 @@
 """Checkpoints in a bucket, against an S3 server of the tests' own (s3.py) that verifies every signature and does wrong what it
 is told: chains of deltas come out bit for bit, whoever reads them; what a server breaks off, delays, mixes up or gives stale
 is asked for again or refused by name; and of a writer that dies nobody finds anything but whole versions."""
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -430,6 +431,44 @@ def test_damaged_and_stale():
     server.faults.append(["GET", "else/model", None, replace, 1])
     refused(dray.DrayError, "replaced while it was read", checkpoint.load, "s3://models/else", copy(tensors))
     assert is_same("s3://models/else", tensors)
+def test_forked_while_keeping():
+    """A process that is forked while a thread waits for the cache's lock does not keep the lock."""
+    bucket()
+    tensors, same = state(), []
+    checkpoint.save(FOLDER, 1, tensors)
+    blocks = os.path.join(os.environ["DRAY_CACHE"], "blocks")
+    os.makedirs(blocks, exist_ok=True)
+    used = os.path.join(blocks, ".used")
+    reader = threading.Thread(target=lambda: same.append(is_same(f"{FOLDER}/step-000001", tensors)), daemon=True)
+
+    def opened():
+        count = 0
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                count += os.readlink(f"/proc/self/fd/{fd}") == os.path.realpath(used)
+            except FileNotFoundError:
+                pass
+        return count
+
+    with open(used, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        reader.start()
+        for _ in range(6000):
+            if opened() > 1:
+                break
+            time.sleep(0.01)
+        assert opened() > 1
+        pid = os.fork()
+        if pid == 0:
+            lock.close()
+            signal.pause()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    reader.join(60)
+    held = reader.is_alive()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    reader.join()
+    assert same == [True] and not held, (same, held)
 
 
 def test_killed_writers():

@@ -356,6 +356,37 @@ static void write_on_and_on(void *user)
             abort();
 }
 
+static void fork_at(void *user, const char *step)
+{
+    pid_t *child = user;
+    if (*child || strcmp(step, "save written") != 0)
+        return;
+    *child = fork();
+    if (*child)
+        return;
+    pause();
+    _exit(0);
+}
+
+/* A process that is forked while a checkpoint is written, such as a loader of data, lives on. It
+ * does not keep others from writing the next one. */
+TEST_WITHIN(test_forked_meanwhile, start, stop)
+{
+    pid_t child = 0;
+    dray__hook_set(fork_at, &child);
+    MUST(save(NULL, 0, 1, 1, 0, error));
+    dray__hook_set(NULL, NULL);
+    assert_true(child > 0);
+    dray_error said = {0};
+    int rc = save(NULL, 0, 1, 2, 0, &said);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    if (rc)
+        fprintf(stderr, "%s\n", said.message);
+    assert_int_equal(rc, DRAY_OK);
+    assert_int_equal(read_newest(false, &said), 2);
+}
+
 TEST_WITHIN(test_killed_writers, start, stop)
 {
     static const char *const steps[] = {"save begun",    "save laid out", "save written",

@@ -638,8 +638,10 @@ static void end(dray__save *s)
     }
     free(s->parts);
     free(s->party.members);
-    if (s->lock >= 0)
+    if (s->lock >= 0) {
+        flock(s->lock, LOCK_UN); /* a process forked meanwhile has the descriptor, too */
         close(s->lock);
+    }
 }
 
 int dray_checkpoint_save(dray_context *context, const char *directory, const dray_layout *layout,
