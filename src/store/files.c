@@ -127,9 +127,11 @@ static int files_place(const char *folder, const char *name, const char *finishe
     return dray__sync_folder(folder, error);
 }
 
-static int files_lead(const char *folder, const char *name, dray_error *error)
+static int files_lead(const char *folder, const char *name, const dray__store_given *given,
+                      dray_error *error)
 {
     char link[PATH_MAX], path[PATH_MAX];
+    (void)given;
     snprintf(link, sizeof link, "%.*s/.step-latest", PATH_MAX - ROOM, folder);
     snprintf(path, sizeof path, "%.*s/latest", PATH_MAX - ROOM, folder);
     if ((unlink(link) && errno != ENOENT) || symlink(name, link) || rename(link, path))

@@ -403,41 +403,97 @@ static int latest_place(const char *folder, dray__s3_place *out, dray_error *err
     return rc ? rc : dray__s3_beneath(out, "latest", out, error);
 }
 
-static int s3_lead(const char *folder, const char *name, dray_error *error)
+/* The pointer's line; s3.h has the format. Returns its length. */
+static int write_line(const char *name, const dray__store_given *given, char out[LINE_MAX_BYTES])
+{
+    int n = snprintf(out, LINE_MAX_BYTES, "%.63s %016" PRIx64 " %" PRIu64 " %u", name,
+                     dray__name_hash(name), given->version, given->again);
+    return n + snprintf(out + n, LINE_MAX_BYTES - (size_t)n, " %016" PRIx64 "\n",
+                        dray__hash(out, (size_t)n));
+}
+
+static int s3_lead(const char *folder, const char *name, const dray__store_given *given,
+                   dray_error *error)
 {
     dray__s3_place place;
     char text[LINE_MAX_BYTES];
-    int n = snprintf(text, sizeof text, "%.63s %016" PRIx64 "\n", name, dray__name_hash(name));
+    int n = write_line(name, given, text);
     int rc = latest_place(folder, &place, error);
     return rc ? rc : dray__s3_put(&place, text, (size_t)n, "text/plain", error);
+}
+
+/* Reads the pointer's line. The names given are unknown when an earlier version of this program
+ * wrote it, with the first sum at its end. Returns false when a sum differs. */
+static bool read_line(const char *text, char name[64], dray__store_given *given)
+{
+    char sum[20] = "", digits[20] = "", line[LINE_MAX_BYTES];
+    int end = 0, n = sscanf(text, "%63s %16s%n", name, sum, &end);
+    snprintf(digits, sizeof digits, "%016" PRIx64, n == 2 ? dray__name_hash(name) : 0);
+    *given = (dray__store_given){0, 0};
+    if (n != 2 || strcmp(sum, digits) != 0)
+        return false;
+    if (text[end] != ' ')
+        return true;
+    if (sscanf(text + end, "%" SCNu64 " %u", &given->version, &given->again) != 2)
+        return false;
+    write_line(name, given, line);
+    return strcmp(text, line) == 0;
+}
+
+/* Gets `latest`, whose place is `place`, again when it is damaged. */
+static int get_latest(const char *folder, const dray__s3_place *place, char name[64],
+                      dray__store_given *given, dray_error *error)
+{
+    for (unsigned i = 0; i < TRIES; i++) {
+        char *text = NULL;
+        size_t size;
+        int rc = dray__s3_get(place, &text, &size, error);
+        if (rc)
+            return rc == DRAY_ENOENT
+                       ? dray__fail(error, DRAY_ENOENT, "%.300s: no checkpoint", folder)
+                       : rc;
+        bool is = size < LINE_MAX_BYTES && read_line(text, name, given);
+        free(text);
+        if (is)
+            return DRAY_OK;
+    }
+    return dray__fail(error, DRAY_EFORMAT, "%.300s/latest: expected a step and its sum", folder);
 }
 
 static int s3_led(const char *folder, char *out, dray_error *error)
 {
     dray__s3_place place;
-    char name[64] = "", sum[20] = "", digits[20] = "";
+    dray__store_given given;
+    char name[64] = "";
+    int rc = latest_place(folder, &place, error);
+    if (!rc)
+        rc = get_latest(folder, &place, name, &given, error);
+    if (rc)
+        return rc;
+    place.key[strlen(place.key) - strlen("latest")] = 0;
+    int n = snprintf(out, PATH_MAX, "s3://%s/%s%s", place.bucket, place.key, name);
+    return n < PATH_MAX ? DRAY_OK
+                        : dray__fail(error, DRAY_EINVALID, "%.300s: path too long", folder);
+}
+
+/* A pointer that is missing or damaged says nothing, and is replaced. */
+static int s3_given(const char *folder, dray__store_given *out, dray_error *error)
+{
+    dray__s3_place place;
+    dray_error why = {0};
+    char name[64] = "";
+    *out = (dray__store_given){0, 0};
     int rc = latest_place(folder, &place, error);
     if (rc)
         return rc;
-    for (unsigned i = 0; i < TRIES; i++) {
-        char *text = NULL;
-        size_t size;
-        rc = dray__s3_get(&place, &text, &size, error);
-        if (rc == DRAY_ENOENT)
-            return dray__fail(error, DRAY_ENOENT, "%.300s: no checkpoint", folder);
-        if (rc)
-            return rc;
-        bool is = size < LINE_MAX_BYTES && sscanf(text, "%63s %16s", name, sum) == 2;
-        free(text);
-        snprintf(digits, sizeof digits, "%016" PRIx64, dray__name_hash(name));
-        if (is && strcmp(sum, digits) == 0) {
-            place.key[strlen(place.key) - strlen("latest")] = 0;
-            int n = snprintf(out, PATH_MAX, "s3://%s/%s%s", place.bucket, place.key, name);
-            return n < PATH_MAX ? DRAY_OK
-                                : dray__fail(error, DRAY_EINVALID, "%.300s: path too long", folder);
-        }
+    rc = get_latest(folder, &place, name, out, &why);
+    if (rc == DRAY_ENOENT || rc == DRAY_EFORMAT) {
+        *out = (dray__store_given){0, 0};
+        return DRAY_OK;
     }
-    return dray__fail(error, DRAY_EFORMAT, "%.300s/latest: expected a step and its sum", folder);
+    if (rc && error)
+        *error = why;
+    return rc;
 }
 
 typedef struct removing {
@@ -493,4 +549,5 @@ const dray__store dray__store_s3 = {.scheme = "s3://",
                                     .place = s3_place,
                                     .lead = s3_lead,
                                     .led = s3_led,
-                                    .retire = s3_retire};
+                                    .retire = s3_retire,
+                                    .given = s3_given};

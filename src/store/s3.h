@@ -14,7 +14,10 @@
  *                                       newline. sums: XXH3 of each block's bytes
  *   PREFIX/step-000007/.partial         there while a version is written, or removed
  *   PREFIX/step-000007/model...         its files, as in a folder
- *   PREFIX/latest                       "step-000007 ", 16 digits (XXH3 of the name), a newline
+ *   PREFIX/latest                       "step-000007 ", 16 digits (XXH3 of the name), and of all
+ *                                       names ever given the highest version and repetition, " 9 2
+ *                                       ", 16 digits (XXH3 of what is before the last space), a
+ *                                       newline
  *
  * An object of a version is never overwritten. A folder without objects.json that is not partial is
  * another program's; all blocks of its objects are read from one ETag, without sums. */

@@ -28,6 +28,13 @@ typedef struct dray__store_step {
     struct timespec made;
 } dray__store_step;
 
+/* The highest version and the highest repetition among the names that a run's folder ever gave to
+ * steps, removed ones too. `again` is 0 when they are not known. */
+typedef struct dray__store_given {
+    uint64_t version;
+    unsigned again;
+} dray__store_given;
+
 typedef void (*dray__store_name_fn)(void *user, const char *name);
 
 struct dray__store {
@@ -58,10 +65,14 @@ struct dray__store {
     int (*place)(const char *folder, const char *name, const char *finished, dray_error *error);
     /* `lead` makes `latest` point to the step. `led` writes the path of that step to `out` of
      * PATH_MAX bytes, and returns 0, or DRAY_ENOENT when there is none. */
-    int (*lead)(const char *folder, const char *name, dray_error *error);
+    int (*lead)(const char *folder, const char *name, const dray__store_given *given,
+                dray_error *error);
     int (*led)(const char *folder, char *out, dray_error *error);
     /* Removes a step, so that no reader finds half of it. A step that does not exist is fine. */
     int (*retire)(const char *folder, const char *name, dray_error *error);
+    /* Gets what the last `lead` said of the names given. NULL for a store that may give the name of
+     * a removed step again. */
+    int (*given)(const char *folder, dray__store_given *out, dray_error *error);
 };
 
 extern const dray__store dray__store_files, dray__store_s3;

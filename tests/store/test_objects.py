@@ -275,6 +275,30 @@ def test_one_after_the_other():
     refused(dray.DrayError, "no such", checkpoint.load, f"{FOLDER}/step-000003", first)
 
 
+def test_names_of_removed_steps():
+    """A number whose step was removed gets another name, because readers keep what they fetched by a version's name."""
+    bucket()
+    folder = "s3://models/runs/names"
+    first, second = state(), state()
+    for name, tensors in (("first", first), ("second", second)):
+        np.savez(os.path.join(TOP, f"{name}.npz"), **tensors)
+
+    def save(version, name):  # elsewhere: this process only reads
+        status = Child("save", folder, str(version), "0", os.path.join(TOP, f"{name}.npz"), "1").end()
+        assert status[0] == 0, status
+        return checkpoint.latest(folder)[1].rsplit("/", 1)[1]
+
+    assert save(3, "first") == "step-000003" and is_same(f"{folder}/step-000003", first)
+    assert save(4, "first") == "step-000004"
+    assert save(3, "second") == "step-000003.2"  # the run went back
+    assert is_same(checkpoint.latest(folder)[1], second)
+    assert {k.split("/")[2] for k in objects()} == {"latest", "step-000003.2"}, sorted(objects())
+    assert save(4, "second") == "step-000004.3" and save(5, "first") == "step-000005"
+    # A pointer of an earlier version does not say which names were given: those of the steps that are there are known.
+    objects()["runs/names/latest"] = server.object(objects()["runs/names/latest"].data[:29])
+    assert save(5, "second") == "step-000005.2" and is_same(checkpoint.latest(folder)[1], second)
+
+
 # ---- what goes wrong ----------------------------------------------------------------------------
 
 def test_passing_faults():

@@ -56,14 +56,27 @@ static int list_steps(const dray__save *s, bool clear, kept_step **out, size_t *
 
 /* ---- publishing ------------------------------------------------------------------------------ */
 
-/* Gives the complete folder a name that is not in use. */
-static int name_it(const dray__save *s, const kept_step *steps, size_t count, char *name,
-                   size_t capacity, dray_error *error)
+/* Adds a name to those that were given. */
+static void note(dray__store_given *given, uint64_t version, unsigned again)
+{
+    given->version = !given->again || version > given->version ? version : given->version;
+    given->again = again > given->again ? again : given->again;
+}
+
+/* Gives the complete folder a name that is not in use, and, in a store that keeps the names given,
+ * never was: the first of a higher version than all of them, or of a higher repetition. */
+static int name_it(const dray__save *s, const kept_step *steps, size_t count,
+                   dray__store_given *given, char *name, size_t capacity, dray_error *error)
 {
     unsigned again = 0;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        note(given, steps[i].version, steps[i].again);
         if (steps[i].version == s->options.version && steps[i].again > again)
             again = steps[i].again;
+    }
+    if (s->store->given && given->again && s->options.version <= given->version)
+        again = given->again;
+    note(given, s->options.version, again + 1);
     int n = snprintf(name, capacity, "step-%06" PRIu64, s->options.version);
     if (again)
         snprintf(name + n, capacity - (size_t)n, ".%u", again + 1);
@@ -177,15 +190,18 @@ int dray__save_publish(const dray__save *s, dray_error *error)
     kept_step *steps;
     size_t count;
     char name[64];
+    dray__store_given given = {0, 0};
     int rc = list_steps(s, false, &steps, &count, error);
     /* In a bucket no name is given twice, because readers may have cached its content. */
-    if (!rc && s->store == &dray__store_files)
+    if (!rc && !s->store->given)
         rc = forget_unpublished(s, steps, &count, error);
+    if (!rc && s->store->given)
+        rc = s->store->given(s->folder, &given, error);
     if (!rc)
-        rc = name_it(s, steps, count, name, sizeof name, error);
+        rc = name_it(s, steps, count, &given, name, sizeof name, error);
     dray__hook_step("save named");
     if (!rc)
-        rc = s->store->lead(s->folder, name, error);
+        rc = s->store->lead(s->folder, name, &given, error);
     dray__hook_step("save published");
     /* The new one is not in the list. Older ones of its number are removed, too. */
     for (size_t i = 0; i < count && !rc; i++)
