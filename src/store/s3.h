@@ -49,6 +49,7 @@ typedef struct dray__s3_request {
     size_t body_bytes;
     const char *type;        /* of the body */
     const char *etag;        /* the object must be this one; NULL means any */
+    const char *says;        /* text that the answer of a success has; NULL means any answer */
     uint64_t from, range;    /* `range` bytes from offset `from`; range 0 for all */
     void *into;              /* destination of a range */
     const atomic_bool *stop; /* may be NULL */
@@ -60,7 +61,8 @@ typedef struct dray__s3_request {
 } dray__s3_request;
 
 /* Sends the request until there is an answer. After a failure that may be temporary (no connection,
- * 429, 500 to 504, an incomplete answer) it is sent again, a few times. Every message names the
+ * 429, 500 to 504, an incomplete answer, a success without what it `says`) it is sent again, a few
+ * times. Every message names the
  * object. Returns 0, DRAY_ENOENT when there is no such object, DRAY_EINVALID when there is no such
  * bucket or the environment does not name the server, DRAY_EPERM when the server refused the keys,
  * DRAY_ESTALE when the object is not `etag` any more, DRAY_ECANCELED on stop, or DRAY_ESYS for

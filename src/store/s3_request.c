@@ -174,7 +174,7 @@ typedef struct exchange {
     dray__s3_request *request;
     size_t sent, capacity;
     long status;
-    bool overrun, no_memory;
+    bool overrun, no_memory, shifted; /* shifted: the answer has another range */
     char problem[DRAY__CURL_ERROR_SIZE];
     /* code and message of a refusal in the answer */
     char code[64], message[200];
@@ -232,10 +232,18 @@ static bool header_is(const char *data, size_t size, const char *name, char *out
     return true;
 }
 
+/* Compares the value of Content-Range, such as "bytes 0-99/200", with the requested range. */
+static bool is_range(const dray__s3_request *r, const char *text)
+{
+    uint64_t from, last;
+    return sscanf(text, "bytes %" SCNu64 "-%" SCNu64, &from, &last) == 2 && from == r->from &&
+           last - from == r->range - 1;
+}
+
 static size_t on_header(char *data, size_t one, size_t count, void *user)
 {
     exchange *e = user;
-    char text[32];
+    char text[80];
     (void)one;
     if (count > 9 && strncmp(data, "HTTP/", 5) == 0) { /* begins each answer, also "100 Continue" */
         const char *space = memchr(data, ' ', count);
@@ -245,10 +253,13 @@ static size_t on_header(char *data, size_t one, size_t count, void *user)
         e->status = strtol(digits, NULL, 10);
         e->request->length = 0;
         e->request->answer_etag[0] = 0;
-    } else if (!header_is(data, count, "ETag", e->request->answer_etag,
-                          sizeof e->request->answer_etag) &&
-               header_is(data, count, "Content-Length", text, sizeof text))
+        e->shifted = false;
+    } else if (header_is(data, count, "Content-Length", text, sizeof text))
         e->request->length = strtoull(text, NULL, 10);
+    else if (header_is(data, count, "Content-Range", text, sizeof text))
+        e->shifted = e->request->range && !is_range(e->request, text);
+    else
+        header_is(data, count, "ETag", e->request->answer_etag, sizeof e->request->answer_etag);
     return count;
 }
 
@@ -380,7 +391,7 @@ static int exchange_once(const dray__curl *curl, exchange *e, const account *a, 
 static void read_refusal(exchange *e)
 {
     const dray__s3_request *r = e->request;
-    if (e->status / 100 == 2) /* the body is not an error */
+    if (e->status / 100 == 2 && !r->says) /* the body is not an error */
         return;
     const char *end = r->text ? r->text + r->size : NULL, *at = r->text;
     if (!r->text || !dray__s3_tag(&at, end, "Code", e->code, sizeof e->code))
@@ -403,12 +414,24 @@ static bool passes(const exchange *e, int code)
            strcmp(e->code, "SlowDown") == 0;
 }
 
-/* Returns true for a successful answer with the requested range. */
+/* Returns true for a successful answer with the requested range, and with the text that it must
+ * have: a server may begin an answer before it knows whether it fails. */
 static bool is_right(const exchange *e, int code)
 {
     const dray__s3_request *r = e->request;
     return code == DRAY__CURLE_OK && e->status / 100 == 2 &&
-           (!r->range || (r->size == r->range && (e->status == 206 || r->from == 0)));
+           (!r->range || (r->size == r->range && (e->status == 206 || r->from == 0))) &&
+           (!r->range || !e->shifted) && (!r->says || (r->text && strstr(r->text, r->says)));
+}
+
+/* Returns true for an answer of another object than the one that was asked for: by its status, or
+ * by its ETag where the server does not heed If-Match. */
+static bool is_other(const exchange *e, int code)
+{
+    const dray__s3_request *r = e->request;
+    return code == DRAY__CURLE_OK &&
+           (e->status == 412 || (e->status / 100 == 2 && r->etag && r->answer_etag[0] &&
+                                 strcmp(r->answer_etag, r->etag) != 0));
 }
 
 static int refused(const exchange *e, int code, const char *problem, dray_error *error)
@@ -419,10 +442,14 @@ static int refused(const exchange *e, int code, const char *problem, dray_error 
         return dray__fail(error, DRAY_ECANCELED, "s3://%s/%.200s: given up", p->bucket, p->key);
     if (code == DRAY__CURLE_OUT_OF_MEMORY || e->no_memory)
         return dray__nomem(error);
+    if (is_other(e, code))
+        return dray__fail(error, DRAY_ESTALE, "s3://%s/%.300s: it was replaced while it was read",
+                          p->bucket, p->key);
     if (code != DRAY__CURLE_OK || e->status / 100 == 2)
         return dray__fail(error, DRAY_ESYS, "s3://%s/%.200s: %s: %.120s, after %d tries", p->bucket,
                           p->key, e->request->method,
                           e->overrun               ? "more bytes than were asked for"
+                          : e->code[0]             ? e->code
                           : code == DRAY__CURLE_OK ? "another range than was asked for"
                           : e->problem[0]          ? e->problem
                                                    : problem,
@@ -432,9 +459,6 @@ static int refused(const exchange *e, int code, const char *problem, dray_error 
                           "s3://%s: the server has no bucket of this name (%.80s)", p->bucket, why);
     if (e->status == 404)
         return dray__fail(error, DRAY_ENOENT, "s3://%s/%.300s: no such object", p->bucket, p->key);
-    if (e->status == 412)
-        return dray__fail(error, DRAY_ESTALE, "s3://%s/%.300s: it was replaced while it was read",
-                          p->bucket, p->key);
     if (e->status == 301 || e->status == 307 || strcmp(e->code, "PermanentRedirect") == 0 ||
         strcmp(e->code, "AuthorizationHeaderMalformed") == 0)
         return dray__fail(error, DRAY_EPERM,
@@ -475,10 +499,11 @@ int dray__s3_do(dray__s3_request *r, dray_error *error)
         rc = make_url(r, &a, url, error);
     for (unsigned attempt = 0; !rc; attempt++) {
         code = exchange_once(curl, &e, &a, url->text);
-        if (is_right(&e, code))
+        bool other = is_other(&e, code);
+        if (!other && is_right(&e, code))
             break;
         read_refusal(&e);
-        bool again = code != DRAY__CURLE_OK || e.status / 100 != 2 ? passes(&e, code) : true;
+        bool again = code != DRAY__CURLE_OK || e.status / 100 != 2 ? passes(&e, code) : !other;
         if (!again || attempt + 1 == TRIES)
             rc = refused(&e, code, curl->easy_strerror(code), error);
         else

@@ -151,7 +151,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif "uploads" in query:
             self.list_uploads(bucket, query)
         elif "uploadId" in query:
-            self.multipart(objects, bucket, key, query, body)
+            self.multipart(objects, bucket, key, query, body, fault)
         elif self.command == "PUT":
             objects[key] = server.object(body)
             server.history.setdefault(key, []).append(objects[key])
@@ -173,12 +173,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             found = objects[key]
         else:
             raise Refused(404, "NoSuchKey", "the object does not exist")
-        if self.headers.get("If-Match", found.etag) != found.etag:
+        if self.headers.get("If-Match", found.etag) != found.etag and fault != "unmatched":
             raise Refused(412, "PreconditionFailed")
         data, status, headers = found.data, 200, {"ETag": found.etag}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if match:
             begin, end = int(match[1]), min(int(match[2]) + 1, len(data))
+            if fault == "shifted":  # another range of as many bytes
+                begin, end = begin + 1 - 2 * (end == len(data)), end + 1 - 2 * (end == len(data))
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
             data, status = data[begin:end], 206
         server.sent += len(data) if self.command == "GET" else 0
@@ -215,11 +217,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             text += f"<NextKeyMarker>{escape(page[-1][0])}</NextKeyMarker><NextUploadIdMarker>{page[-1][1]}</NextUploadIdMarker>"
         self.xml("ListMultipartUploadsResult", text)
 
-    def multipart(self, objects, bucket, key, query, body):
+    def multipart(self, objects, bucket, key, query, body, fault):
         server, upload = self.server.owner, query["uploadId"]
         if server.uploads.get(upload, (None, None))[:2] != (bucket, key):
             raise Refused(404, "NoSuchUpload")
         parts = server.uploads[upload][2]
+        if fault in ("InternalError", ""):  # as Amazon's server does it: the status came before the failure
+            return self.xml("Error", f"<Code>{fault}</Code>" if fault else "<Message>?</Message>")
         if self.command == "PUT":
             parts[int(query["partNumber"])] = server.object(body)
             server.parts += 1
@@ -271,7 +275,8 @@ class Server:
 
     def wrong(self, do, method="GET", key="", times=1, query=None):
         """The next `times` requests of this method for keys with `key` in them (and this name in the query) get the fault:
-        503, 500, cut, truncate, short, wrong, stale, or what a function returns."""
+        503, 500, cut, truncate, short, shifted, unmatched (If-Match is not seen), wrong, stale, InternalError or "" (with status
+        200, in place of a completed upload), or what a function returns."""
         self.faults.append([method, key, query, do, times])
 
     def fault_of(self, method, key, query):

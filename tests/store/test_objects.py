@@ -310,6 +310,8 @@ def test_passing_faults():
               (("PUT", "model.safetensors", "partNumber"), ("POST", "model.safetensors", "uploads"),
                ("POST", "model.safetensors", "uploadId"), ("GET", "", "list-type"), ("GET", "", "uploads"),
                ("PUT", "objects.json", None), ("PUT", "latest", None), ("PUT", ".partial", None), ("DELETE", ".partial", None))]
+    cases += [("shifted", "GET", "model.safetensors", None), ("InternalError", "POST", "model.safetensors", "uploadId"),
+              ("", "POST", "model.safetensors", "uploadId")]
     for do, method, key, query in cases:
         bucket()
         change(tensors, 1e-5)  # nothing of it was ever fetched
@@ -455,6 +457,29 @@ def test_damaged_and_stale():
     server.faults.append(["GET", "else/model", None, replace, 1])
     refused(dray.DrayError, "replaced while it was read", checkpoint.load, "s3://models/else", copy(tensors))
     assert is_same("s3://models/else", tensors)
+    # The same of servers that do not look at If-Match, and of those that answer with another range.
+    replace()  # nothing of it was ever fetched
+    server.faults.append(["GET", "else/model", None, lambda: replace() or "unmatched", 1])
+    server.wrong("unmatched", key="else/model", times=100)
+    refused(dray.DrayError, "replaced while it was read", checkpoint.load, "s3://models/else", copy(tensors))
+    server.faults.clear()
+    replace()
+    server.wrong("shifted", key="else/model", times=2)
+    assert is_same("s3://models/else", tensors) and server.pending() == 0
+    replace()
+    server.wrong("shifted", key="else/model", times=100)
+    refused(dray.DrayError, "another range", checkpoint.load, "s3://models/else", copy(tensors))
+
+
+def test_uploads_that_fail_at_their_end():
+    """A completed upload is one of which the server says so, whatever its status: else the version is not there."""
+    for do, part in (("InternalError", "InternalError"), ("", "model.safetensors")):
+        bucket()
+        server.wrong(do, "POST", "model.safetensors", times=1000, query="uploadId")
+        refused(dray.DrayError, part, checkpoint.save, FOLDER, 1, state(2_200_000))
+        refused(dray.DrayError, "no checkpoint", checkpoint.latest, FOLDER)
+
+
 def test_forked_while_keeping():
     """A process that is forked while a thread waits for the cache's lock does not keep the lock."""
     bucket()
