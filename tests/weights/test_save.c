@@ -186,7 +186,8 @@ TEST_WITHIN(test_names_are_checked, start, stop)
                  {"optimizer", "optimizer", "two have the name 'optimizer'"},
                  {"optimizer", "config.json", "of a file of the model"},
                  {"model.safetensors", "note", "of a file of the model"},
-                 {"optimizer", "delta.json", "of a file of the model"}};
+                 {"optimizer", "delta.json", "of a file of the model"},
+                 {"optimizer", "objects.json", "of a file of the model"}};
     dray_layout *layout;
     dray_region *region;
     dray_error said;

@@ -525,7 +525,8 @@ static int check_memory(const dray_layout *layout, dray_region *const *regions, 
 static int check_name(const char *name, dray_error *error)
 {
     static const char *const ours[] = {"config.json", DRAY__OVERLAY_FILE,
-                                       "model.safetensors.index.json"};
+                                       "model.safetensors.index.json",
+                                       "objects.json"}; /* of a bucket's version */
     const char *ending = name ? strrchr(name, '.') : NULL;
     bool taken = ending && strcmp(ending, ".safetensors") == 0;
     for (size_t i = 0; name && i < sizeof ours / sizeof *ours; i++)
