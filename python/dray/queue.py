@@ -489,15 +489,20 @@ class Queue:
                 readable.clear()
                 try:
                     with self._pins:
-                        self._call_within("dray_queue_claim_poll", None, c.byref(batch))
-                        self._pins.hold(batch.value)
-                except DrayError as error:
-                    if error.name != "EAGAIN":
+                        try:
+                            self._call_within("dray_queue_claim_poll", None, c.byref(batch))
+                        except DrayError as error:
+                            self._asked = error.name == "EAGAIN"
+                            raise
                         self._asked = False
-                        raise
-                else:
-                    self._asked = False
+                        self._pins.hold(batch.value)
                     return batch.value
+                except DrayError as error:
+                    if not self._asked or error.name not in ("EAGAIN", "EBUSY"):
+                        raise
+                    if error.name == "EBUSY":  # another thread is in a call, which may take the answer in
+                        await asyncio.sleep(0.05)
+                        continue
                 try:  # another call may find that the connection ended, and go on with the next one
                     await asyncio.wait_for(readable.wait(), 1)
                 except asyncio.TimeoutError:

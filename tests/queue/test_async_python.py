@@ -57,6 +57,25 @@ async def cancelled(queue):
         assert batch["x"][0].tolist() == [0, 1]
 
 
+async def beside_another_thread(queue):
+    """A claim that cannot look for its answer, as another thread is in a call, looks again; and the next claim can start."""
+    def call():
+        try:
+            queue.wait("nowhere", timeout=1.5)
+        except dray.DrayTimeout:
+            pass
+
+    waiting = asyncio.ensure_future(queue.claim_async("read", 2, timeout=20))
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(call)  # longer than a claim waits before it looks by itself
+    queue.insert({"x": np.arange(4)}, "c", seal=True)
+    for first in (0, 2):
+        with await waiting as batch:
+            assert batch["x"][0].tolist() == [first, first + 1]
+        waiting = queue.claim_async("read", 2, "c", timeout=20)
+    waiting.close()
+
+
 async def weights():
     """An update that waits for its version, and a delivery that waits for the update, in one loop."""
     source, taken = torch.randn(64, 8), torch.zeros(64, 8)
@@ -122,6 +141,7 @@ with coordinator():
     with dray.Queue("async", tasks={"read": (["x"], [])}, max_attempts=1) as one:
         asyncio.run(claims(one))
         asyncio.run(cancelled(one))
+        asyncio.run(beside_another_thread(one))
     asyncio.run(weights())
     defaults()
     with dray.Queue("tensors", tasks={"look": (["tokens", "score", "text"], []), "again": (["score"], [])}) as two:
