@@ -104,6 +104,13 @@ check(seconds[1] > 1.1 * seconds[0] and seconds[0] < seconds[2] < seconds[1], f"
 check(abs(seconds[3] / seconds[2] - 1) < 0.01, f"ranks: the order of traces matters: {seconds}")
 
 # What is no trace of this job, or no whole one, is refused by name, and says where.
+pieces = work / "pieces"
+shutil.copytree(trace, pieces)
+config = json.loads((pieces / "config.json").read_text())
+config["rollout"]["partial_tokens"] = 2
+(pieces / "config.json").write_text(json.dumps(config))
+done = dray("simulate", pieces, ())
+check(done.returncode == 2 and "expected rollout.partial_tokens 0, found 2" in done.stderr, done)
 done = dray("simulate", trace, ("rollout.samples=2", "rollout.prompts=8"))
 check(done.returncode == 2 and "the trace is of another job: expected rollout.prompts 8, found 4" in done.stderr, done)
 for name, damage, expected in (

@@ -131,7 +131,7 @@ with dray.Role() as role:
 """)
     folder = work / "python"
     small = words(("steps=2", "reference.enabled=false", "actor.old_log_prob=rollout", "eval.every=0",
-                   "limits.wait_seconds=10"))
+                   "limits.wait_seconds=40"))
     for again in (False, True):
         done = run(folder, *(() if again else small), job=job, resume=again, environment={"KILL": "1"})
         check(done.returncode == 1 and checkpoint(folder, 0).is_dir(), f"python, {again}: {done.stderr}")

@@ -149,6 +149,12 @@ static int check_job(const char *path, const json_t *config, const dray__job *jo
         if (!equal(json_object_get(rollout, keys[i]), json_object_get(other, keys[i])))
             rc = differ(path, "rollout", keys[i], json_object_get(rollout, keys[i]),
                         json_object_get(other, keys[i]), error);
+    int64_t piece = json_integer_value(json_object_get(other, "partial_tokens"));
+    if (!rc && piece) /* only the time of the last piece of a response is recorded */
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "%s: the trace does not say how long whole responses took: expected "
+                        "rollout.partial_tokens 0, found %lld (run the job once without it)",
+                        path, (long long)piece);
     json_decref(is);
     return rc;
 }
