@@ -1,7 +1,8 @@
 /* src/run/simulate/: how long the steps of a job would take. services.c fits, from the trace of a
- * run, how long each task takes, or estimates it from a model's shape and a device's figures;
- * loop.c is a discrete-event model of the loop over the schedule's own rules (job/schedule.h,
- * dray/steps.h); simulate.c runs it several times and adds up; size.c searches splits of devices.
+ * run, how long each task takes; estimate.c estimates it from a model's shape and a device's
+ * figures; loop.c is a discrete-event model of the loop over the schedule's own rules
+ * (job/schedule.h, dray/steps.h); simulate.c runs it several times and adds up; size.c searches
+ * splits of devices.
  *
  * Times are seconds. */
 #pragma once
