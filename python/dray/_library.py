@@ -354,7 +354,7 @@ def options(kind, **values):
     lowest bits from ctypes."""
     made = kind(**values)
     for name, value in values.items():
-        if isinstance(value, int) and getattr(made, name) != value:
+        if hasattr(value, "__index__") and getattr(made, name) != operator.index(value):
             raise ValueError(f"{name}: a number of {8 * getattr(kind, name).size} bits expected, found {value}")
     return made
 

@@ -213,7 +213,8 @@ class StreamDataLoader:
         try:
             self._fail(batch, f"{type(error).__name__}: {error}"[:200])
         except Exception:  # the error of the read is the one to be raised
-            self._given = None
+            last = batch.micro + 1 == batch.micros
+            self._given, self._failed = None, {} if last else self._failed
 
     def _finish(self):
         given, self._given = self._given, None

@@ -96,6 +96,7 @@ def check_refusals(queue):
     wrong(ValueError, "count", queue.claim, "train", (1 << 32) + 1)
     wrong(ValueError, "count", queue.claim, "train", -1)
     wrong(ValueError, "at_slot", queue.insert, {"prompt": ["a"]}, "p", at_slot=-1)
+    wrong(ValueError, "group_size", queue.insert, {"prompt": ["a"]}, "p", group_size=np.int64(1 << 32))
     wrong(ValueError, "group_size", queue.insert, {"prompt": ["a"]}, "p", group_size=1 << 32)
     wrong(ValueError, "rows", queue.seal, "p", -1)
     wrong(ValueError, "batch_rows", queue.admit, None, (1 << 32) + 8)

@@ -60,6 +60,11 @@ check(all(line["instances"] + line["ranks"] == 5 for line in lines[:-1]), f"size
 done = dray("size", trace, ("schedule=async", "roles.engine.env=[A=b]", "roles.desk.nice=3"), "--devices", "5",
             "--apply")
 check('env: ["A=b"]' in done.stdout and "nice: 3" in done.stdout, f"applied: {done.stdout}")
+# Devices are not, where another number of processes would share them.
+done = dray("size", trace, ("schedule=async", "roles.engine.devices=cuda:0", "roles.trainer.devices=cuda:1"), "--devices", "5",
+            "--apply")
+kept = [line["instances"] for line in lines[:1]] == [1], [line["ranks"] for line in lines[:1]] == [1]
+check(("cuda:0" in done.stdout, "cuda:1" in done.stdout) == kept and kept != (True, True), f"devices: {done.stdout}")
 done = dray("size", trace, ("schedule=async",), "--devices", "5", "--apply")
 applied = work / "applied.yaml"
 applied.write_text(TINY + done.stdout)

@@ -155,7 +155,7 @@ def answered():
 
 
 def sender():
-    """It waits once for a worker that says nothing, and has its memory before it begins."""
+    """It waits once for a worker that says nothing, and has memory for what it writes, and no more."""
     socket = Socket()
     with unittest.mock.patch.object(plugin, "_socket", lambda *_: socket):
         try:
@@ -166,13 +166,22 @@ def sender():
 
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
-        with unittest.mock.patch.object(os, "posix_fallocate", full):
-            try:
-                plugin.Sender("it", bytes=1024, timeout=1).__enter__()
-            except dray.DrayError as failure:
-                assert failure.name == "ENOMEM" and "1024 bytes of /dev/shm" in str(failure), failure
-            else:
-                raise AssertionError("a buffer without memory was taken")
+        begun = plugin.Sender("it", bytes=64 << 20, timeout=1)
+        begun._answer = lambda: None  # a worker that takes everything
+        with begun:
+            begun([("a", torch.ones(1000)), ("b", torch.ones(500))])
+            begun([("a", torch.ones(1000))])
+            held = os.fstat(begun._file._file)
+            assert held.st_size == 64 << 20 and held.st_blocks * 512 <= 16384, held
+            assert begun._buffer[:4000].view(torch.float32).eq(1).all()
+            with unittest.mock.patch.object(os, "posix_fallocate", full):
+                try:
+                    begun([("a", torch.ones(3000))])
+                except dray.DrayError as failure:
+                    assert failure.name == "ENOMEM" and "room for 12000 bytes" in str(failure), failure
+                else:
+                    raise AssertionError("a buffer without memory was written to")
+        assert not [name for name in os.listdir("/dev/shm") if os.path.join("/dev/shm", name) == begun._file.path]
 
 
 with tempfile.TemporaryDirectory() as folder:

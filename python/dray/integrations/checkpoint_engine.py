@@ -73,20 +73,37 @@ def shared_buffer(path: str, size: int) -> torch.Tensor:
         os.close(file)
 
 
-def _new_file(size):
-    """The path of a buffer, whose memory is there: a file without it would end this process at the first write where
-    /dev/shm is full."""
-    path = f"/dev/shm/dray-{os.urandom(16).hex()}"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(file, 0, size)
-    except OSError as error:
-        os.unlink(path)
-        raise DrayError(ENOMEM, f"checkpoint-engine's buffer: {size} bytes of /dev/shm expected (Sender's bytes=), found: "
-                        f"{error.strerror}") from None
-    finally:
-        os.close(file)
-    return path
+class _File:
+    """A buffer in /dev/shm. It has memory as far as it was used: tensors of a small model need little of it."""
+
+    def __init__(self, size):
+        self.path, self.size, self._held = f"/dev/shm/dray-{os.urandom(16).hex()}", size, {}
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.truncate(self._file, size)
+        except BaseException:
+            self.unlink()
+            self.close()
+            raise
+
+    def hold(self, begin, end):
+        """Has memory for these bytes: where /dev/shm is full, a write without it would end this process. begin: where a
+        half of the buffer begins."""
+        held = self._held.get(begin, begin)
+        if end <= held:
+            return
+        try:
+            os.posix_fallocate(self._file, held, end - held)
+        except OSError as error:
+            raise DrayError(ENOMEM, f"checkpoint-engine's buffer: room for {end - begin} bytes of tensors in /dev/shm expected "
+                            f"(half of Sender's bytes= at most), found: {error.strerror}") from None
+        self._held[begin] = end
+
+    def unlink(self):
+        os.unlink(self.path)
+
+    def close(self):
+        os.close(self._file)
 
 
 def _gpu_buffer(*arguments):
@@ -234,11 +251,12 @@ class Sender:
             raise ValueError(f"bytes: at least {2 * _ALIGNMENT} expected, found {bytes}")
 
     def __enter__(self):
-        path = _new_file(2 * self._half) if self._device.type == "cpu" else None
-        self._socket = _socket(zmq.REQ, self._timeout)
+        self._file, self._socket = None, _socket(zmq.REQ, self._timeout)
         try:
-            if path:
-                self._buffer, handle = shared_buffer(path, 2 * self._half), (shared_buffer, (path, 2 * self._half))
+            if self._device.type == "cpu":
+                self._file = _File(2 * self._half)
+                place = self._file.path, self._file.size
+                self._buffer, handle = shared_buffer(*place), (shared_buffer, place)
             else:
                 from torch.multiprocessing.reductions import reduce_tensor
                 self._buffer = torch.empty(2 * self._half, dtype=torch.uint8, device=self._device)
@@ -248,12 +266,18 @@ class Sender:
             self._answer()
         except BaseException as error:
             self._end(error)
-            self._socket.close()
+            self._close()
             raise
         finally:
-            if path:
-                os.unlink(path)
+            if self._file:
+                self._file.unlink()
         return self
+
+    def _close(self):
+        self._socket.close()
+        if self._file:
+            self._file.close()
+        self._buffer = None
 
     def _say(self, what):
         try:
@@ -286,6 +310,8 @@ class Sender:
                 self._send(listed)
                 listed, at = [], 0
             start = self._turn * self._half + at
+            if self._file:
+                self._file.hold(self._turn * self._half, start + size)
             self._buffer[start:start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
             listed.append({"name": name, "shape": torch.Size(tensor.shape), "dtype": tensor.dtype, "offset": start})
             at += -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -311,8 +337,7 @@ class Sender:
         finally:
             if kind is not None:
                 self._end(error)
-            self._socket.close()
-            self._buffer = None
+            self._close()
 
     def _end(self, error):
         """The worker ends by the same error, if it still listens."""

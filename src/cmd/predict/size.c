@@ -41,6 +41,12 @@ static int print_roles(const dray__job *job, const dray__sizing *s, dray_error *
     dray__size_roles(job, &engine, &trainer);
     memcpy(roles, job->roles, job->role_count * sizeof(*roles));
     roles[engine].instances = s->instances;
+    static char none[] =
+        ""; /* devices that were chosen for another split are not those of this one */
+    if (s->instances != job->roles[engine].instances)
+        roles[engine].devices = none;
+    if (s->ranks != job->roles[trainer].ranks)
+        roles[trainer].devices = none;
     roles[trainer].ranks = s->ranks;
     for (uint32_t i = 0; i < job->role_count; i++) {
         bool here = job->roles[i].local == dray__role_places(&job->roles[i]);

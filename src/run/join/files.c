@@ -18,12 +18,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { AT_ONCE = 4 << 20 };
+enum { AT_ONCE = 4 << 20, PROBE = 64 << 10 };
 
 typedef struct file {
     char *name; /* "trace/engine-0-1.spans" */
     int64_t sent, taken;
     uint64_t head, head_taken; /* hash of the head that was sent last; 0 when none was */
+    bool unkept;               /* the run could not write what was sent last */
 } file;
 
 struct dray__host_files {
@@ -126,9 +127,11 @@ static int take_file(file *f, int fd, int64_t clock_ns, int64_t error_ns,
         rc = add_head(f, fd, clock_ns, error_ns, out, error);
     int64_t from = f->sent > least ? f->sent : least, size = st.st_size - from;
     int64_t most = AT_ONCE - (int64_t)out->size;
+    if (f->unkept && most > PROBE)
+        most = PROBE;
     if (size > most) {
         size = most > 0 ? most : 0;
-        out->more = true;
+        out->more = out->more || !f->unkept; /* the others are tried at the next call */
     }
     if (!rc && size > 0)
         rc = add_part(out, f->name, fd, from, size, error);
@@ -137,7 +140,8 @@ static int take_file(file *f, int fd, int64_t clock_ns, int64_t error_ns,
     return rc;
 }
 
-static int take_folder(dray__host_files *files, const char *folder, int64_t clock_ns,
+/* Takes the files of a folder that the run keeps, or those that it could not write. */
+static int take_folder(dray__host_files *files, const char *folder, bool unkept, int64_t clock_ns,
                        int64_t error_ns, dray__host_files_part *out, dray_error *error)
 {
     char path[PATH_MAX];
@@ -153,7 +157,10 @@ static int take_folder(dray__host_files *files, const char *folder, int64_t cloc
         if (fd < 0)
             continue;
         file *f = find_or_add(files, name);
-        rc = f ? take_file(f, fd, clock_ns, error_ns, out, error) : dray__nomem(error);
+        if (!f)
+            rc = dray__nomem(error);
+        else if (f->unkept == unkept)
+            rc = take_file(f, fd, clock_ns, error_ns, out, error);
         close(fd);
     }
     if (listing)
@@ -169,9 +176,14 @@ int dray__host_files_take(dray__host_files *files, int64_t clock_ns, int64_t err
     out->size = 0;
     out->more = false;
     int rc = out->list ? DRAY_OK : dray__nomem(error);
-    if (!rc)
-        rc = take_folder(files, "logs", clock_ns, error_ns, out, error);
-    return rc ? rc : take_folder(files, "trace", clock_ns, error_ns, out, error);
+    /* Files that cannot be written at home come last, or the others would wait for them for ever.
+     */
+    for (int unkept = 0; unkept < 2 && !rc; unkept++) {
+        rc = take_folder(files, "logs", unkept, clock_ns, error_ns, out, error);
+        if (!rc)
+            rc = take_folder(files, "trace", unkept, clock_ns, error_ns, out, error);
+    }
+    return rc;
 }
 
 static bool is_in(const json_t *names, const char *name)
@@ -189,7 +201,8 @@ static bool is_in(const json_t *names, const char *name)
 void dray__host_files_took(dray__host_files *files, const json_t *unkept)
 {
     for (uint64_t i = 0; i < files->count; i++) {
-        if (is_in(unkept, files->items[i].name))
+        files->items[i].unkept = is_in(unkept, files->items[i].name);
+        if (files->items[i].unkept)
             continue;
         files->items[i].sent = files->items[i].taken;
         files->items[i].head = files->items[i].head_taken;

@@ -18,7 +18,7 @@ typedef struct dray__host_files_part {
     json_t *list; /* [{name, at, size}] */
     uint8_t *bytes;
     uint64_t size, room;
-    bool more; /* there is more than was taken */
+    bool more; /* there is more than was taken, of files that the run can write */
 } dray__host_files_part;
 
 /* Takes the new bytes in logs/ and trace/, at most about 4 MiB. clock_ns is added to this host's

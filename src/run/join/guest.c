@@ -115,7 +115,8 @@ static int follow(guest *g, dray_error *error)
     static const char *const names[] = {"engine", "trainer", "task"};
     int rc = dray__launcher_find(&g->launcher, error);
     if (!rc)
-        rc = dray__launcher_follow(&g->launcher, g->o->shared, g->o->wait_seconds, error);
+        rc = dray__launcher_follow(&g->launcher, g->o->shared, g->o->address ? g->address : NULL,
+                                   g->o->wait_seconds, error);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         dray__path(g->token_paths[i], PATH_MAX, "%s/tokens/%s.token", g->o->shared, names[i]);
         g->tokens[i] = g->token_paths[i];
@@ -128,8 +129,17 @@ static int follow(guest *g, dray_error *error)
     return rc;
 }
 
+static void take_address(guest *g, const char *address)
+{
+    snprintf(g->address, sizeof g->address, "%s%.300s",
+             strncmp(address, "tcp:", 4) == 0 ? "" : "tcp:", address);
+    snprintf(g->s.address, sizeof g->s.address, "%.127s", g->address);
+}
+
 static int load(guest *g, dray_error *error)
 {
+    if (g->o->address)
+        take_address(g, g->o->address);
     int rc = g->o->launched ? follow(g, error) : DRAY_OK;
     if (!rc)
         rc = dray__job_load(g->o->job, g->o->settings, g->o->setting_count, &g->s.job, NULL, error);
@@ -137,14 +147,13 @@ static int load(guest *g, dray_error *error)
         rc = dray__settings_yaml(g->s.job, &g->text, error);
     if (!rc)
         rc = read_roles(g, error);
-    const char *address = g->o->address ? g->o->address : rc ? "" : g->s.job->listen;
-    if (!rc && !address[0])
-        rc = dray__fail(error, DRAY_EINVALID,
-                        "no address: the job file has no `listen`, where runs wait for hosts");
-    snprintf(g->address, sizeof g->address, "%s%.300s",
-             strncmp(address, "tcp:", 4) == 0 ? "" : "tcp:", address);
-    snprintf(g->s.address, sizeof g->s.address, "%.127s", g->address);
-    return rc;
+    if (rc || g->o->address)
+        return rc;
+    if (!g->s.job->listen[0])
+        return dray__fail(error, DRAY_EINVALID,
+                          "no address: the job file has no `listen`, where runs wait for hosts");
+    take_address(g, g->s.job->listen);
+    return DRAY_OK;
 }
 
 /* ---- the folder ------------------------------------------------------------------------------ */

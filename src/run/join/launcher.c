@@ -108,8 +108,8 @@ static bool is_heard(const char *listen)
 
 /* Not every launcher gives each of its starts another name: torchrun and mpirun may repeat theirs,
  * and then the file may be that of an earlier start, at whose address nobody listens any more. */
-int dray__launcher_follow(const dray__launcher *launcher, const char *folder, double wait_seconds,
-                          dray_error *error)
+int dray__launcher_follow(const dray__launcher *launcher, const char *folder, const char *address,
+                          double wait_seconds, dray_error *error)
 {
     enum { AGAIN_MS = 50 };
     char path[PATH_MAX];
@@ -123,7 +123,7 @@ int dray__launcher_follow(const dray__launcher *launcher, const char *folder, do
             listen = dray__json_string(is, "listen");
         }
         bool found = launch && listen && strcmp(launch, launcher->launch) == 0;
-        found = found && is_heard(listen);
+        found = found && is_heard(address ? address : listen);
         if (found)
             setenv("DRAY_LISTEN", listen, 1);
         json_decref(is);

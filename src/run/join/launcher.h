@@ -23,9 +23,10 @@ int dray__launcher_find(dray__launcher *out, dray_error *error);
  * this host. */
 int dray__launcher_lead(const dray__launcher *launcher, const char *listen, dray_error *error);
 /* Sets $DRAY_LISTEN for the other ranks from the folder's run.json. Waits until that file is there
- * and the run listens; returns DRAY_ETIMEDOUT when it does not in time. */
-int dray__launcher_follow(const dray__launcher *launcher, const char *folder, double wait_seconds,
-                          dray_error *error);
+ * and the run listens, at `address` or, when that is NULL, where the file says; returns
+ * DRAY_ETIMEDOUT when it does not in time. */
+int dray__launcher_follow(const dray__launcher *launcher, const char *folder, const char *address,
+                          double wait_seconds, dray_error *error);
 /* Finds out whether the rank is among those at the beginning of the text, as in "1-3=rollout:1".
  * *rest is the part after "=", or the text itself when it names no ranks. Returns 0, or
  * DRAY_EINVALID. */

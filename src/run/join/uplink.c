@@ -335,7 +335,7 @@ static int pulse(dray__uplink *link, bool *more, dray_error *error)
         return rc;
     const json_t *unkept = json_object_get(answer, "unkept"); /* what the run could not write */
     dray__host_files_took(link->files, unkept);
-    *more = link->part.more && !json_array_size(unkept);
+    *more = link->part.more;
     pthread_mutex_lock(&link->worker.lock);
     link->sight.progress = (uint64_t)dray__json_integer(answer, "progress");
     link->sight.answered_ns = dray__now();

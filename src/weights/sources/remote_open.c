@@ -271,7 +271,8 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
         coder_bytes_of(l, large) <= (ceiling - l->slot_count * large) / 2)
         l->segment = large; /* slots and coder fit */
     l->coder_bytes = deltas ? coder_bytes_of(l, l->segment) : 0;
-    /* A small share of the ceiling has fewer slots: the window holds an answer at least. */
+    /* A small share of the ceiling has fewer slots: the window holds an answer at least, where the
+     * share holds two. */
     while (l->slot_count > 1 && (l->slot_count + 1) * l->segment > ceiling)
         l->slot_count--;
     l->window = ceiling - l->slot_count * l->segment;
