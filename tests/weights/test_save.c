@@ -184,10 +184,10 @@ TEST_WITHIN(test_names_are_checked, start, stop)
                  {"optimizer", "..", "a name of"},
                  {"optimizer", NULL, "(none)"},
                  {"optimizer", "optimizer", "two have the name 'optimizer'"},
-                 {"optimizer", "config.json", "of a file of the model"},
-                 {"model.safetensors", "note", "of a file of the model"},
-                 {"optimizer", "delta.json", "of a file of the model"},
-                 {"optimizer", "objects.json", "of a file of the model"}};
+                 {"optimizer", "config.json", "that a checkpoint has itself"},
+                 {"model.safetensors", "note", "that a checkpoint has itself"},
+                 {"optimizer", "delta.json", "that a checkpoint has itself"},
+                 {"optimizer", "objects.json", "that a checkpoint has itself"}};
     dray_layout *layout;
     dray_region *region;
     dray_error said;
