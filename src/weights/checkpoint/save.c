@@ -538,7 +538,8 @@ static int check_name(const char *name, dray_error *error)
             "does not begin with '.'",
             name ? name : "(none)", NAME_ROOM - 1);
     return taken ? dray__fail(error, DRAY_EINVALID,
-                              "checkpoint: '%s' is the name of a file that a checkpoint has itself", name)
+                              "checkpoint: '%s' is the name of a file that a checkpoint has itself",
+                              name)
                  : DRAY_OK;
 }
 
