@@ -49,6 +49,10 @@ static bool ends(pid_t pid)
 
 TEST(test_children_allocate)
 {
+#ifdef __SANITIZE_THREAD__
+    skip(); /* gcc 12's leaves locks to the child, too, and takes a preloaded allocator for a race
+             */
+#endif
     pthread_t threads[THREADS];
     for (size_t i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, allocating, NULL), 0);
