@@ -174,8 +174,10 @@ class Copy:
 
     def targets(self, suite):
         """A suite's program; what it starts or loads, where it does, and what scripts do."""
-        folder, program = suite.partition("_")[0], self.programs[suite]
+        folder, _, name = suite.partition("_")
         tests = self.source / "tests" / folder
+        # Programs whose allocations fail do not write down their threads.
+        program = self.programs[suite] or (suite if (tests / f"{name}.c").is_file() else None)
         if not program:
             more = [f"{folder}_{path.stem}" for path in tests.glob("*.c")
                     if path.name.startswith(("helper_", "shared_"))]
