@@ -248,10 +248,10 @@ static void work_at_once(dray__disk *disk, dray__io *io)
     tell(disk);
 }
 
-/* Submits what is in the ring. A kernel that is short of memory accepts less than that, or nothing.
- * The rest is submitted again when an accepted operation is complete. Without one no event would
- * come: then plain system calls do the rest, and the ring, which still has their entries, is not
- * used any more. */
+/* Submits the entries of the ring. A kernel that is short of memory accepts less than that, or
+ * nothing. The rest is submitted again when an accepted operation is complete. Without one no event
+ * would come: then plain system calls do the rest, and the ring, which still has their entries, is
+ * not used any more. */
 static void submit(dray__disk *disk)
 {
     if (!disk->handed.first)

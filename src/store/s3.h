@@ -14,9 +14,9 @@
  *                                       newline. sums: XXH3 of each block's bytes
  *   PREFIX/step-000007/.partial         there while a version is written, or removed
  *   PREFIX/step-000007/model...         its files, as in a folder
- *   PREFIX/latest                       "step-000007 ", 16 digits (XXH3 of the name), and of all
- *                                       names ever given the highest version and repetition, " 9 2
- *                                       ", 16 digits (XXH3 of what is before the last space), a
+ *   PREFIX/latest                       "step-000007 ", 16 digits (XXH3 of the name), " 9 2" (the
+ *                                       highest version and repetition of all names ever given),
+ *                                       a space, 16 digits (XXH3 of the text before that space), a
  *                                       newline
  *
  * An object of a version is never overwritten. A folder without objects.json that is not partial is
@@ -61,12 +61,11 @@ typedef struct dray__s3_request {
 } dray__s3_request;
 
 /* Sends the request until there is an answer. After a failure that may be temporary (no connection,
- * 429, 500 to 504, an incomplete answer, a success without what it `says`) it is sent again, a few
- * times. Every message names the
- * object. Returns 0, DRAY_ENOENT when there is no such object, DRAY_EINVALID when there is no such
- * bucket or the environment does not name the server, DRAY_EPERM when the server refused the keys,
- * DRAY_ESTALE when the object is not `etag` any more, DRAY_ECANCELED on stop, or DRAY_ESYS for
- * other failures. */
+ * 429, 500 to 504, an incomplete answer, a success without the text `says`) it is sent again, a few
+ * times. Every message names the object. Returns 0, DRAY_ENOENT when there is no such object,
+ * DRAY_EINVALID when there is no such bucket or the environment does not name the server,
+ * DRAY_EPERM when the server refused the keys, DRAY_ESTALE when the object is not `etag` any more,
+ * DRAY_ECANCELED on stop, or DRAY_ESYS for other failures. */
 int dray__s3_do(dray__s3_request *request, dray_error *error);
 /* Gets the first text between <tag> and </tag> from *at on, before `end`, with entities decoded,
  * and moves *at past it. Returns false when there is none, or no room for it. */

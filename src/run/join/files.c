@@ -24,7 +24,7 @@ typedef struct file {
     char *name; /* "trace/engine-0-1.spans" */
     int64_t sent, taken;
     uint64_t head, head_taken; /* hash of the head that was sent last; 0 when none was */
-    bool unkept;               /* the run could not write what was sent last */
+    bool unkept;               /* the run could not write the last part of it */
 } file;
 
 struct dray__host_files {

@@ -1,7 +1,8 @@
 /* Finds out whether a role is ready. Its `ready:` names a file (a relative path is below the run's
- * folder), and the role is ready when that was written since its start, by whatever clock; or it is
- * http://HOST:PORT/PATH, with a numeric host or localhost, and the role is ready when GET is
- * answered with a status from 200 to 299. A probe never waits; the caller asks again. */
+ * folder), and the role is ready when that file is another one than at the role's start, or was
+ * written since; its time is not compared with a clock. Or it is http://HOST:PORT/PATH, with a
+ * numeric host or localhost, and the role is ready when GET is answered with a status from 200 to
+ * 299. A probe never waits; the caller asks again. */
 #pragma once
 
 #include <dray/dray.h>
