@@ -78,6 +78,14 @@ INLINE void put4(u64 at, u32 v)
 {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
+INLINE void put2(u64 at, u32 v)
+{
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(at), "h"((uint16_t)v) : "memory");
+}
+INLINE void put1(u64 at, u32 v)
+{
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
 /* Store to and load from staged memory. */
 INLINE void keep16(u32 *room, const u32 *v)
 {
@@ -121,46 +129,64 @@ INLINE u32 warp_most(u32 value)
     return __reduce_max_sync(0xFFFFFFFF, value);
 }
 #define MOST_OF_HALVES(a, b) __vmaxu2(a, b)
+#define MOST_OF_SIGNED_HALVES(a, b) __vmaxs2(a, b)
 #define LEAST_OF_HALVES(a, b) __vminu2(a, b)
-/* Converts two floats to f16, rounded to nearest even. */
-INLINE u32 pair_to_f16(float low, float high)
+#define LEAST_OF_SUMS(a, b, c) __viaddmin_u16x2(a, b, c) /* of a + b and c, half by half */
+/* Pairs of numbers in one word, the first in the low half. */
+#define PAIR(name, instruction)                                                                    \
+    INLINE u32 name(float low, float high)                                                         \
+    {                                                                                              \
+        u32 pair;                                                                                  \
+        asm(instruction " %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));                        \
+        return pair;                                                                               \
+    }
+PAIR(pair_to_f16, "cvt.rn.f16x2.f32")
+PAIR(pair_to_f16_down, "cvt.rz.f16x2.f32") /* rounded towards zero */
+PAIR(pair_to_bf16, "cvt.rn.bf16x2.f32")
+#undef PAIR
+/* Adds pairs of bf16. A sum of zeros of both signs is 0, not -0. */
+INLINE u32 add_bf16(u32 a, u32 b)
 {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
+    u32 sum;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80), "r"(b));
+    return sum;
+}
+INLINE u32 clamp_bf16(u32 a, u32 least, u32 most)
+{
+    u32 clamped;
+    asm("{.reg .b32 t; max.bf16x2 t, %1, %2; min.bf16x2 %0, t, %3;}"
+        : "=r"(clamped)
+        : "r"(a), "r"(least), "r"(most));
+    return clamped;
+}
+/* Returns 1 / f to within 0.6 units in the last place, of an f from 2^-126 to 2^126. */
+INLINE float inverse_of(float f)
+{
+    float r;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(f));
+    return __fmaf_rn(r, __fmaf_rn(-f, r, 1.0f), r);
+}
+#define MULTIPLY_ADD(a, b, c) __fmaf_rn(a, b, c)    /* rounded once */
+#define PACK_HALVES(a, b) __byte_perm(a, b, 0x5410) /* the low halves of two words */
+#define PACK_HIGH(a, b) __byte_perm(a, b, 0x7632)
+#define LOW_BYTES(a, b) __byte_perm(a, b, 0x5140) /* bytes 0 of both, then bytes 1 */
+#define HIGH_BYTES(a, b) __byte_perm(a, b, 0x7362)
+#define DOT_BYTES(a, b, c) __dp4a(a, b, c) /* four products of bytes, added to c */
+#define KEEP(v) asm volatile("" : "+r"(v)) /* in a register: it is not computed again */
+/* Returns a * b + c; written in C, it becomes two instructions. */
+INLINE u64 multiply_add(u32 a, u32 b, u64 c)
+{
+    u64 sum;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(c));
+    return sum;
 }
 
-#if __CUDA_ARCH__ >= 890
-/* Converts two floats, rounded to nearest even; too large numbers become 448, a NaN 0x7F. */
-#define HAS_E4M3
-INLINE u32 pair_to_e4m3(float low, float high)
-{
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
-{
-    u32 halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)pair));
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-        : "=r"(*low), "=r"(*high)
-        : "r"(halves));
-}
-#endif
-#if __CUDA_ARCH__ >= 800
 INLINE u32 finite_as_bf16(u32 bits)
 {
     uint16_t half;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(BITS_FLOAT(bits)));
     return (u32)half << 16;
 }
-#else
-INLINE u32 finite_as_bf16(u32 bits)
-{
-    return narrow(bits, BF16) << 16;
-}
-#endif
 #define WARP 32
 #define OUTLINE static __device__ __noinline__
 #define ADD_TO(p, value) atomicAdd((unsigned long long *)(p), (unsigned long long)(value))
@@ -201,7 +227,7 @@ INLINE u64 warp_upto(u64 value)
 #define UNROLL
 #define SYNC() ((void)0)
 #define SYNC_OR(flag) (flag)
-static _Thread_local uint32_t staged[DRAY__GPU_CELL];
+static _Thread_local __attribute__((unused)) uint32_t staged[DRAY__GPU_CELL];
 _Thread_local dray__gpu_spot dray__gpu_here;
 
 /* A misaligned address ends the kernel on a GPU, and everything else in its context. */
@@ -237,9 +263,70 @@ INLINE void put4(u64 at, u32 v)
 {
     *(u32 *)aligned(at, 4) = v;
 }
+INLINE void put2(u64 at, u32 v)
+{
+    *(uint16_t *)aligned(at, 2) = (uint16_t)v;
+}
+INLINE void put1(u64 at, u32 v)
+{
+    *(uint8_t *)at = (uint8_t)v;
+}
 INLINE u32 finite_as_bf16(u32 bits)
 {
     return narrow(bits, BF16) << 16;
+}
+INLINE u32 pair_to_bf16(float low, float high)
+{
+    return narrow(FLOAT_BITS(low), BF16) | narrow(FLOAT_BITS(high), BF16) << 16;
+}
+INLINE u32 pair_to_f16(float low, float high)
+{
+    return narrow(FLOAT_BITS(low), F16) | narrow(FLOAT_BITS(high), F16) << 16;
+}
+INLINE u32 to_f16_down(float f)
+{
+    u32 h = narrow(FLOAT_BITS(f), F16), a = FLOAT_BITS(f) & 0x7FFFFFFF;
+    return h - ((widen(h, F16) & 0x7FFFFFFF) > a);
+}
+INLINE u32 pair_to_f16_down(float low, float high)
+{
+    return to_f16_down(low) | to_f16_down(high) << 16;
+}
+INLINE u32 add_bf16(u32 a, u32 b)
+{
+    return pair_to_bf16(BITS_FLOAT(a << 16) + BITS_FLOAT(b << 16),
+                        BITS_FLOAT(a & 0xFFFF0000) + BITS_FLOAT(b & 0xFFFF0000));
+}
+INLINE float clamped(float f, u32 least, u32 most)
+{
+    float low = BITS_FLOAT(least << 16), high = BITS_FLOAT(most << 16);
+    return f < low ? low : f > high ? high : f;
+}
+INLINE u32 clamp_bf16(u32 a, u32 least, u32 most)
+{
+    return pair_to_bf16(clamped(BITS_FLOAT(a << 16), least, most),
+                        clamped(BITS_FLOAT(a & 0xFFFF0000), least, most));
+}
+INLINE float inverse_of(float f)
+{
+    return 1.0f / f;
+}
+#define MULTIPLY_ADD(a, b, c) __builtin_fmaf(a, b, c)
+#define PACK_HALVES(a, b) (((a)&0xFFFF) | (b) << 16)
+#define PACK_HIGH(a, b) ((a) >> 16 | ((b)&0xFFFF0000))
+#define LOW_BYTES(a, b)                                                                            \
+    (((a)&0xFF) | ((b)&0xFF) << 8 | ((a) >> 8 & 0xFF) << 16 | ((b) >> 8 & 0xFF) << 24)
+#define KEEP(v) ((void)0)
+#define HIGH_BYTES(a, b) LOW_BYTES((a) >> 16, (b) >> 16)
+INLINE u32 DOT_BYTES(u32 a, u32 b, u32 c)
+{
+    for (u32 i = 0; i < 32; i += 8)
+        c += (a >> i & 0xFF) * (b >> i & 0xFF);
+    return c;
+}
+INLINE u64 multiply_add(u32 a, u32 b, u64 c)
+{
+    return (u64)a * b + c;
 }
 #define OUTLINE INLINE
 INLINE void fetch8(void *room, const void *from)
@@ -259,6 +346,18 @@ INLINE u32 MOST_OF_HALVES(u32 a, u32 b)
     u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
     return low | (a >> 16 > b >> 16 ? a >> 16 : b >> 16) << 16;
 }
+INLINE u32 LEAST_OF_HALVES(u32 a, u32 b)
+{
+    return ~MOST_OF_HALVES(~a, ~b);
+}
+INLINE u32 LEAST_OF_SUMS(u32 a, u32 b, u32 c)
+{
+    return LEAST_OF_HALVES(((a + b) & 0xFFFF) | ((a & 0xFFFF0000) + (b & 0xFFFF0000)), c);
+}
+INLINE u32 MOST_OF_SIGNED_HALVES(u32 a, u32 b)
+{
+    return MOST_OF_HALVES(a ^ 0x80008000, b ^ 0x80008000) ^ 0x80008000;
+}
 #define warp_sum(value) (value)
 #define warp_upto(value) (value)
 #define TAKE_MORE(p, n) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED)
@@ -276,6 +375,42 @@ INLINE void MOST_TO(u32 *p, u32 value)
         ;
 }
 
+#endif
+
+/* ---- pairs of E4M3 ----------------------------------------------------------------------------
+ */
+
+/* Converts two floats, rounded to nearest even; too large numbers become 448, a NaN 0x7F. */
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 890
+INLINE u32 pair_to_e4m3(float low, float high)
+{
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
+{
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)pair));
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(halves));
+}
+#else
+INLINE u32 to_e4m3(float f)
+{
+    u32 e = narrow(FLOAT_BITS(f), E4M3);
+    return (e & 0x7F) == 0x7F ? 0x7F : e;
+}
+INLINE u32 pair_to_e4m3(float low, float high)
+{
+    return to_e4m3(low) | to_e4m3(high) << 8;
+}
+INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
+{
+    *low = widen(pair & 0xFF, E4M3);
+    *high = widen(pair >> 8, E4M3);
+}
 #endif
 
 /* ---- words ------------------------------------------------------------------------------------
@@ -318,11 +453,11 @@ INLINE void store(u64 at, const words *w, u32 bytes)
     else if (bytes == 8)
         put8(at, w->v);
     else if (bytes == 4)
-        AT(u32, at) = w->v[0];
+        put4(at, w->v[0]);
     else if (bytes == 2)
-        AT(uint16_t, at) = (uint16_t)w->v[0];
+        put2(at, w->v[0]);
     else
-        AT(uint8_t, at) = (uint8_t)w->v[0];
+        put1(at, w->v[0]);
 }
 
 /* An element at any address. */
@@ -345,7 +480,7 @@ INLINE void store_element(u64 at, u64 bits, u32 size)
         store(at, &w, size);
     else
         for (u32 i = 0; i < size; i++)
-            AT(uint8_t, at + i) = (uint8_t)(bits >> (8 * i));
+            put1(at + i, (u32)(bits >> (8 * i)));
 }
 
 /* ---- the checksum (mover/kernels/checksum.h) ------------------------------------------------- */
@@ -405,6 +540,13 @@ WATCHING u32 stopped(const dray__gpu_launch *l)
 {
     return FLAG(l->stop);
 }
+
+#define ZEROS                                                                                      \
+    {                                                                                              \
+        {                                                                                          \
+            0, 0, 0, 0, 0, 0, 0, 0                                                                 \
+        }                                                                                          \
+    }
 
 /* Eight, four or one adjacent elements. */
 typedef struct group {
@@ -474,8 +616,33 @@ INLINE u64 group_sum(const group *g, const u32 *factors, u32 size, u32 elements)
     UNROLL
     for (u32 i = 0; i < 8; i++)
         if (i < elements)
-            sum += (u64)factors[i] * pick(g, i, size);
+            sum = multiply_add(factors[i], pick(g, i, size), sum);
     return sum;
+}
+
+/* Sums of bytes: the factors of four adjacent columns are turned over, so that word j has byte j of
+ * each, and a dot product takes four elements. */
+INLINE void turn_factors(u32 *factors)
+{
+    u32 a = LOW_BYTES(factors[0], factors[1]), b = LOW_BYTES(factors[2], factors[3]);
+    u32 c = HIGH_BYTES(factors[0], factors[1]), d = HIGH_BYTES(factors[2], factors[3]);
+    factors[0] = PACK_HALVES(a, b);
+    factors[1] = PACK_HIGH(a, b);
+    factors[2] = PACK_HALVES(c, d);
+    factors[3] = PACK_HIGH(c, d);
+}
+
+/* Returns the part of `count` words of bytes, at most 64, in their row's sum. */
+INLINE u64 bytes_sum(const u32 *v, const u32 *turned, const u32 count)
+{
+    u32 part[4] = {0, 0, 0, 0};
+    UNROLL
+    for (u32 i = 0; i < count; i++) {
+        UNROLL
+        for (u32 j = 0; j < 4; j++)
+            part[j] = DOT_BYTES(turned[4 * i + j], v[i], part[j]);
+    }
+    return multiply_add(part[2] + (part[3] << 8), 1 << 16, part[0] + (part[1] << 8));
 }
 
 /* Returns the largest magnitude, as the bits of an f32. */

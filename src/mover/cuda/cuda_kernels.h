@@ -25,8 +25,10 @@ enum {
     DRAY__GPU_THREADS = 256,     /* of a block */
     DRAY__GPU_ROWS = 512,        /* of a tile, at most */
     DRAY__GPU_CELL = 1 << 14,    /* most elements of a cell that is read once */
+    DRAY__GPU_HELD = 8,          /* eights of a cell that a thread holds, at most */
     DRAY__GPU_GROUP_ROWS = 512,  /* of a tile of groups, at most; a multiple of 8 */
     DRAY__GPU_GROUP = 256,       /* elements of a row that share a scale, at most; 8 * 2^n */
+    DRAY__GPU_KEPT = 1 << 12,    /* bytes of scales that a block keeps before it writes them */
     DRAY__GPU_CHANGED = 1 << 13, /* entries of a slice of a delta, at most */
     DRAY__GPU_SPARSE = 8, /* if more than one element in so many changed, a slice is sent whole */
     DRAY__GPU_SLOT = 16,  /* bytes of a slot of a delta's table */
@@ -119,7 +121,8 @@ typedef struct dray__gpu_launch {
 /* words: rows in 16-byte words, not converted. bytes: the same for elements of one byte. sum: sums
  * such rows without a copy. narrow: the same as words, in smaller words. cast: converts rows, 8
  * elements at once. any: one element at a time, any strides. turn: transposes through shared
- * memory. most, quantise, dequantise, the formats, largest, globals: boxes. */
+ * memory. cells: quantises boxes of bf16 in cells that a block's threads hold. most, quantise,
+ * dequantise, the formats, largest, globals: boxes. */
 #define DRAY__GPU_KERNELS(XX)                                                                      \
     XX(dray_words)                                                                                 \
     XX(dray_bytes)                                                                                 \
@@ -130,6 +133,7 @@ typedef struct dray__gpu_launch {
     XX(dray_turn)                                                                                  \
     XX(dray_most)                                                                                  \
     XX(dray_quantise)                                                                              \
+    XX(dray_cells)                                                                                 \
     XX(dray_dequantise)                                                                            \
     XX(dray_mxfp8)                                                                                 \
     XX(dray_mxfp4)                                                                                 \

@@ -246,7 +246,7 @@ bool dray__cuda_groups(int64_t group)
 }
 
 /* Elements of a tile of groups: enough to make the work that is done once a tile negligible. */
-enum { GROUP_TILE = 4 * DRAY__GPU_CELL };
+enum { GROUP_TILE = 8 * DRAY__GPU_CELL };
 
 /* Fills the fields that only boxes of groups have. */
 static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
@@ -375,6 +375,18 @@ static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_
     return add_work(b, &w);
 }
 
+/* Can a block's threads hold the cells of this box, each thread in one column of eights
+ * (dray_cells)? back: what was written is read back. */
+static bool is_held(const dray__gpu_quant *g, bool back)
+{
+    uint64_t columns = g->cell[3] / 8;
+    return g->word == 8 && g->from == DRAY_BF16 && g->to == DRAY_F8E4M3 && !back &&
+           g->extent[0] == 1 && g->extent[1] == 1 && g->cell[2] <= DRAY__GPU_ROWS &&
+           g->cell[3] <= DRAY__GPU_ROWS && g->cell[2] * g->cell[3] <= DRAY__GPU_CELL &&
+           columns > 0 && columns <= DRAY__GPU_THREADS &&
+           g->cell[2] <= DRAY__GPU_HELD * (DRAY__GPU_THREADS / columns);
+}
+
 static bool add_box(program_builder *b, const dray__cuda_quant *q, const dray_tensor_info *tensor,
                     uint64_t number)
 {
@@ -411,9 +423,13 @@ static bool add_box(program_builder *b, const dray__cuda_quant *q, const dray_te
     } else if (quantise) {
         w.shared = (uint32_t)(elements * (g.word == 8 ? in : sizeof(uint32_t)));
     }
-    w.kernel = quantise ? DRAY__GPU_dray_quantise
-               : most   ? DRAY__GPU_dray_largest
-                        : DRAY__GPU_dray_dequantise;
+    bool held = quantise && g.strips == 1 && is_held(&g, b->options->sums & DRAY__CUDA_SUM_BACK);
+    if (held)
+        w.shared = 0;
+    w.kernel = held       ? DRAY__GPU_dray_cells
+               : quantise ? DRAY__GPU_dray_quantise
+               : most     ? DRAY__GPU_dray_largest
+                          : DRAY__GPU_dray_dequantise;
     w.bytes = g.extent[0] * g.extent[1] * g.extent[2] * g.extent[3] * out;
     p->kernel_bytes += w.bytes;
     p->quants[p->quant_count++] = g;

@@ -189,7 +189,6 @@ INLINE group scale_group(const group *g, float factor, u32 from, u32 to, u32 ele
 {
     const u32 in = size_of(from), out = size_of(to);
     group h = {{0, 0, 0, 0, 0, 0, 0, 0}};
-#if defined(HAS_E4M3)
     if (to == E4M3 && elements == 8) {
         UNROLL
         for (u32 i = 0; i < 8; i += 2)
@@ -208,7 +207,6 @@ INLINE group scale_group(const group *g, float factor, u32 from, u32 to, u32 ele
         }
         return h;
     }
-#endif
     UNROLL
     for (u32 i = 0; i < 8; i++) {
         if (i >= elements)
@@ -418,6 +416,159 @@ KERNEL(3) dray_quantise(LAUNCH l)
             t.of[4] = t.of[0];
     }
     if (l.wanted)
+        flush(&l, &t, NOBODY);
+}
+
+/* ---- cells in registers -----------------------------------------------------------------------
+ */
+
+#if defined(__CUDACC__)
+#define HELD DRAY__GPU_HELD /* eights that each thread holds, at most */
+#define HOLDING             /* in registers */
+#define ONE_COLUMN 1
+#else
+#define HELD (DRAY__GPU_CELL / 8)
+#define HOLDING static _Thread_local
+#define ONE_COLUMN 0
+#endif
+
+/* A cell of a matrix of bf16. Addresses are of its first element, and of its scale. */
+typedef struct held_cell {
+    u64 source, destination, scale;
+    u64 row, column, scale_row, scale_column; /* in the tensor, and in its scales */
+    u32 rows, columns;                        /* columns: of eights */
+} held_cell;
+
+INLINE held_cell cell_of(const dray__gpu_quant *q, u32 index)
+{
+    held_cell c;
+    u32 at[2], bytes = q->scale_format == BYTES;
+    at[0] = index / (u32)q->cells[3];
+    at[1] = index - at[0] * (u32)q->cells[3];
+    u64 start[2], skipped[2], extent[2];
+    UNROLL
+    for (int d = 0; d < 2; d++) {
+        u64 low = (q->first_cell[2 + d] + at[d]) * q->cell[2 + d], high = low + q->cell[2 + d];
+        u64 end = q->start[2 + d] + q->extent[2 + d];
+        start[d] = low > q->start[2 + d] ? low : q->start[2 + d];
+        extent[d] = (high < end ? high : end) - start[d];
+        skipped[d] = start[d] - q->start[2 + d];
+    }
+    c.source = q->source + skipped[0] * (u64)q->source_stride[2] + skipped[1] * 2;
+    c.destination = q->destination + skipped[0] * (u64)q->destination_stride[2] + skipped[1];
+    /* Scales of one byte are per row. */
+    c.scale = q->scales + (bytes ? skipped[0] : at[0]) * (u64)q->scale_stride[2] +
+              at[1] * (u64)q->scale_stride[3];
+    u64 outer = q->start[0] * q->shape[1] + q->start[1];
+    u64 scales = (q->start[0] / q->cell[0]) * q->scale_shape[1] + q->start[1] / q->cell[1];
+    c.row = outer * q->shape[2] + start[0];
+    c.column = start[1];
+    c.scale_row = scales * q->scale_shape[2] + q->first_cell[2] + at[0];
+    c.scale_column = q->first_cell[3] + at[1];
+    c.rows = (u32)extent[0];
+    c.columns = (u32)extent[1] / 8;
+    return c;
+}
+
+/* A thread's place in a cell. On a GPU it is in the same column in all of its rows. */
+typedef struct held_spot {
+    u32 row, column, down;
+} held_spot;
+
+INLINE held_spot held_at(const held_cell *c, u32 i)
+{
+#if defined(__CUDACC__)
+    (void)i;
+    held_spot s = {THREAD / c->columns, THREAD % c->columns, THREADS / c->columns};
+    if (s.row >= s.down) /* one of the threads left over */
+        s.row = c->rows;
+#else
+    held_spot s = {i / c->columns, i % c->columns, 0};
+#endif
+    return s;
+}
+
+/* Each thread holds the eights of its column, reads them once, and multiplies them by the inverse
+ * of the scale, which all threads find together. */
+KERNEL(3) dray_cells(LAUNCH l)
+{
+    SHARED u64 factors[DRAY__GPU_ROWS];
+    SHARED u32 columns[DRAY__GPU_ROWS], turned[DRAY__GPU_ROWS];
+    SHARED u32 room[DRAY__GPU_THREADS];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
+    const u32 wanted = l.wanted;
+    for (u32 n = BLOCK; n < l.count; n += BLOCKS) {
+        const dray__gpu_quant *q = &l.quants[l.tiles[n].piece];
+        held_cell c = cell_of(q, l.tiles[n].index);
+        held_spot at = held_at(&c, 0);
+        u64 in = (u64)q->source_stride[2], out = (u64)q->destination_stride[2];
+        HOLDING u32 held[HELD][4];
+        u32 most = 0;
+        UNROLL
+        for (u32 i = 0; i < HELD; i++) {
+            at = ONE_COLUMN ? at : held_at(&c, i);
+            u32 r = at.row + i * at.down;
+            held[i][0] = held[i][1] = held[i][2] = held[i][3] = 0;
+            if (r < c.rows)
+                get16(c.source + r * in + (u64)at.column * 16, held[i]);
+            else if (!ONE_COLUMN)
+                break;
+        }
+        /* No thread uses the last cell's factors any more, and the loads are under way. */
+        if (SYNC_OR((int)stopped(&l)))
+            break;
+        flush(&l, &t, q->sum);
+        for (u32 k = THREAD; k < c.rows && wanted; k += THREADS)
+            factors[k] = row_factor(c.row + k);
+        for (u32 k = THREADS - 1 - THREAD; k < c.columns * 2 && wanted; k += THREADS) {
+            for (u32 j = 0; j < 4; j++)
+                turned[4 * k + j] = columns[4 * k + j] = column_factor(c.column + 4 * k + j);
+            turn_factors(turned + 4 * k);
+        }
+        UNROLL
+        for (u32 i = 0; i < HELD; i++) {
+            if (!ONE_COLUMN && i >= c.rows * c.columns)
+                break;
+            UNROLL
+            for (u32 k = 0; k < 4; k++)
+                most = MOST_OF_HALVES(most, held[i][k] & 0x7FFF7FFF);
+        }
+        most = block_most(larger(most << 16, most & 0xFFFF0000), room);
+        u32 scale = scale_of(most, E4M3, q->scale_format);
+        float factor = 1.0f / BITS_FLOAT(scale);
+        if (q->scale_format == BYTES) {
+            u32 exponent = scale >> 23;
+            u64 part = (u64)column_factor(c.scale_column) * exponent;
+            for (u32 r = THREAD; r < c.rows; r += THREADS) {
+                put1(c.scale + r * (u64)q->scale_stride[2], exponent);
+                if (wanted & SCALES)
+                    t.of[3] += row_factor(c.row + r) * part;
+            }
+        } else if (THREAD == 0) {
+            put4(c.scale, scale);
+            if (wanted & SCALES)
+                t.of[3] += row_factor(c.scale_row) * column_factor(c.scale_column) * scale;
+        }
+        UNROLL
+        for (u32 i = 0; i < HELD; i++) {
+            at = ONE_COLUMN ? at : held_at(&c, i);
+            u32 r = at.row + i * at.down;
+            if (r >= c.rows)
+                break;
+            group g = ZEROS;
+            UNROLL
+            for (u32 k = 0; k < 4; k++)
+                g.v[k] = held[i][k];
+            group h = scale_group(&g, factor, BF16, E4M3, 8);
+            put8(c.destination + r * out + (u64)at.column * 8, h.v);
+            if (wanted & SOURCE)
+                t.of[0] += factors[r] * group_sum(&g, columns + at.column * 8, 2, 8);
+            if (wanted & WRITTEN)
+                t.of[1] += factors[r] * bytes_sum(h.v, turned + at.column * 8, 2);
+        }
+        t.of[4] = t.of[0]; /* the maxima were taken from the bits read */
+    }
+    if (wanted)
         flush(&l, &t, NOBODY);
 }
 
