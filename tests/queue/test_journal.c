@@ -502,6 +502,75 @@ TEST(test_disk_full)
     down();
 }
 
+/* ---- an end while rows are inserted ---------------------------------------------------------- */
+
+enum { MANY = 1 << 20 };
+
+static dray_queue *open_wide(dray_context *context)
+{
+    dray_queue *queue;
+    dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
+    o.tasks = tasks;
+    o.task_count = 3;
+    o.capacity_rows = MANY;
+    o.durability = DRAY_DURABILITY_JOURNAL;
+    OK(dray_queue_open(context, "wide", &o, &queue, &error));
+    return queue;
+}
+
+static void insert_many(void *told)
+{
+    dray_context *context = fixture_context(&f, "many");
+    dray_queue *queue = open_wide(context);
+    uint8_t *values = calloc(MANY, 1);
+    const dray_column_data column = {.name = "prompts", .dtype = DRAY_U8, .values = values};
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "p";
+    o.rows = MANY;
+    o.columns = &column;
+    o.column_count = 1;
+    int rc = dray_queue_insert(queue, &o, NULL, &error);
+    if (write(*(const int *)told, &rc, sizeof rc) != sizeof rc)
+        abort();
+    free(values);
+    leave(queue, context);
+}
+
+static bool status_has(dray_queue *queue, const char *words)
+{
+    char *text;
+    OK(dray_queue_status(queue, &text, &error));
+    bool found = strstr(text, words) != NULL;
+    free(text);
+    return found;
+}
+
+/* Many rows are inserted in steps, between which the queue may be ended: then they are refused, and
+ * the journal has no rows after its end. */
+TEST(test_end_between_steps)
+{
+    up();
+    int told[2], inserted = DRAY_OK;
+    dray_context *context = fixture_context(&f, "main");
+    dray_queue *queue = open_wide(context);
+    assert_int_equal(pipe(told), 0);
+    pid_t pid = child(insert_many, &told[1]);
+    while (!status_has(queue, "\"inserts\":1,") && !status_has(queue, "\"name\":\"p\""))
+        ;
+    OK(dray_queue_end(queue, &error));
+    assert_int_equal(read(told[0], &inserted, sizeof inserted), sizeof inserted);
+    join(pid);
+    close(told[0]);
+    close(told[1]);
+    assert_true(inserted == DRAY_OK || inserted == DRAY_EEND);
+    bool there = status_has(queue, "\"name\":\"p\"");
+    assert_int_equal(there, inserted == DRAY_OK);
+    restart();
+    assert_int_equal(status_has(queue, "\"name\":\"p\""), there);
+    leave(queue, context);
+    down();
+}
+
 /* ---- eight clients --------------------------------------------------------------------------- */
 
 enum { CLIENTS = 8, STEPS = 30 };

@@ -217,6 +217,15 @@ static int check_rows(const dray__table *table, const dray__new_rows *rows, uint
     return DRAY_OK;
 }
 
+/* Fails when the queue has ended: it takes no new partition. */
+static int check_not_ended(const dray__table *table, const dray__new_rows *rows, dray_error *error)
+{
+    if (!table->ended)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EEND, "insert into %s: queue %s has ended", rows->partition,
+                      table->name);
+}
+
 static int check_place(const dray__table *table, const dray__partition *p,
                        const dray__new_rows *rows, uint32_t group, dray_error *error)
 {
@@ -241,9 +250,9 @@ static int check_place(const dray__table *table, const dray__partition *p,
         return dray__fail(error, DRAY_EINVALID,
                           "insert into %s at slot %llu: it holds %u rows, a gap would be left",
                           rows->partition, (unsigned long long)rows->at_slot - 1, held);
-    if (!p && table->ended)
-        return dray__fail(error, DRAY_EEND, "insert into %s: queue %s has ended", rows->partition,
-                          table->name);
+    int rc = p ? DRAY_OK : check_not_ended(table, rows, error);
+    if (rc)
+        return rc;
     if (p && p->group_size != group)
         return dray__fail(error, DRAY_EINVALID, "insert into %s: groups of %u expected, found %u",
                           rows->partition, p->group_size, group);
@@ -415,8 +424,9 @@ int dray__insert_end(dray__table *table, dray__client *client, const dray__new_r
                      dray_error *error)
 {
     dray__partition *p = in->partition;
-    int rc = DRAY_OK;
-    if (in->fresh && dray__table_keyed(table, rows->partition)) /* put between the steps */
+    /* Between the steps the queue may be ended, and rows with keys be put. */
+    int rc = in->fresh ? check_not_ended(table, rows, error) : DRAY_OK;
+    if (!rc && in->fresh && dray__table_keyed(table, rows->partition))
         rc = dray__fail(error, DRAY_EINVALID,
                         "insert into %s: a partition whose rows are claimed expected, found one of "
                         "rows with keys (take another name)",
