@@ -143,3 +143,20 @@ void dray__words_differ(const char *ours, const char *theirs, char *out, size_t 
              (int)(strcspn(ours, "\n") < 80 ? strcspn(ours, "\n") : 80), ours,
              (int)(strcspn(theirs, "\n") < 80 ? strcspn(theirs, "\n") : 80), theirs);
 }
+
+char *dray__take_text(char *out, size_t capacity, const char *text)
+{
+    size_t at = 0, step;
+    for (; *text; text += step) {
+        bool whole = false;
+        for (step = 1; !(whole = dray__utf8_valid(text, step)) && step < 4 && text[step];)
+            step++;
+        step = whole ? step : 1;
+        if (at + step >= capacity)
+            break;
+        memcpy(out + at, whole ? text : "?", step);
+        at += step;
+    }
+    out[at] = 0;
+    return out;
+}

@@ -28,6 +28,10 @@ int dray__word_of_variable(const char *variable, const char *const *words, const
  * out. */
 char *dray__take_line(char *out, size_t capacity, const char *text);
 
+/* Copies text as far as there is room, in whole characters, with a question mark in place of each
+ * byte that is not UTF-8, as where a name in it was cut within a character. Returns out. */
+char *dray__take_text(char *out, size_t capacity, const char *text);
+
 /* Returns whether the text ends with `end`. */
 bool dray__ends_with(const char *text, const char *end);
 

@@ -240,4 +240,51 @@ TEST_WITHIN(test_refill_is_declined, up, down)
     leave(queue, context);
 }
 
+/* ---- a reason with a long name --------------------------------------------------------------- */
+
+static dray_queue *open_durable(dray_context *context)
+{
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.durability = DRAY_DURABILITY_JOURNAL;
+    options.max_attempts = 1;
+    options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
+    return open_three(context, "durable", options);
+}
+
+static void hold_a_row(void *ready)
+{
+    char name[256] = "";
+    for (int i = 0; i < 85; i++)
+        strcat(name, "\xe5\x90\x8d");
+    dray_queue *queue = open_durable(fixture_context(&f, name));
+    if (!claim_some(queue, "rollout", 1, DRAY_POLICY_FIFO) ||
+        write(*(const int *)ready, "x", 1) != 1)
+        abort();
+    pause();
+}
+
+/* The reason of a loss names the process, and is cut. The journal that has it can be read again. */
+TEST(test_reason_with_a_long_name)
+{
+    int ready[2];
+    char byte;
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "driver");
+    dray_queue *queue = open_durable(context);
+    insert_ints(queue, "0", 1, 1);
+    OK(dray_queue_seal(queue, "0", 1, &error));
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = child(hold_a_row, &ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    fixture_end(pid, SIGKILL);
+    OK(dray_queue_wait(queue, "0", "rollout", 10 * DRAY__SECOND, &error));
+    fixture_restart(&f);
+    OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
+    close(ready[0]);
+    close(ready[1]);
+    leave(queue, context);
+    fixture_down(&f);
+}
+
 SUITE(NULL, NULL)

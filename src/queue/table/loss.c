@@ -2,6 +2,7 @@
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
+#include "base/words.h"
 #include "queue/journal/ledger.h"
 
 #include <stdio.h>
@@ -177,7 +178,7 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
                          .task = task,
                          .cause = cause,
                          .failures = p->tracks[task].rows[slot].failures};
-    snprintf(death.reason, sizeof death.reason, "%s", reason);
+    dray__take_text(death.reason, sizeof death.reason, reason); /* else no journal could be read */
     dray__demand *demand = NULL;
     const dray__ledger *ledger = table->ledger;
     bool died = ledger && ledger->replaying && !ledger->number; /* there was no memory then */
