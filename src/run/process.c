@@ -28,6 +28,12 @@ int dray__process_may_open(unsigned least, dray_error *error)
                       (unsigned long long)limit.rlim_cur, least);
 }
 
+bool dray__process_ignores_hangups(void)
+{
+    struct sigaction is;
+    return sigaction(SIGHUP, NULL, &is) == 0 && is.sa_handler == SIG_IGN;
+}
+
 void dray__process_begin(void)
 {
     signal(SIGPIPE, SIG_IGN);

@@ -102,6 +102,46 @@ TEST(broken_pipes_end_no_server)
     assert_true(both);
 }
 
+/* ---- terminals that are closed --------------------------------------------------------------- */
+
+static void hang_up(served *s)
+{
+    int status = 0;
+    kill(s->pid, SIGHUP);
+    assert_int_equal(waitpid(s->pid, &status, 0), s->pid);
+    assert_int_equal(status, 0);
+    served_stop(s);
+}
+
+/* A hangup ends servers as SIGTERM does, and what they have in the folder: sockets, and the token
+ * of a coordinator without --master. */
+TEST(a_hangup_leaves_nothing)
+{
+    char keeper_path[128];
+    snprintf(keeper_path, sizeof keeper_path, "%s/k", folder);
+    const char *const arguments[] = {"dray", "keeper", "--json", "--socket", keeper_path, NULL};
+    served s = serve(0);
+    setenv("DRAY_ADDRESS", served_says(&s, "tcp"), 1);
+    setenv("DRAY_HOST", "another", 1);
+    served k = served_start(arguments, 0);
+    unsetenv("DRAY_HOST");
+    unsetenv("DRAY_ADDRESS");
+    hang_up(&k);
+    assert_int_equal(access(keeper_path, F_OK), -1);
+    hang_up(&s);
+    assert_int_equal(access(unix_address + strlen("unix:"), F_OK), -1);
+}
+
+TEST(a_hangup_that_is_ignored_ends_nobody)
+{
+    signal(SIGHUP, SIG_IGN);
+    served s = serve(0);
+    signal(SIGHUP, SIG_DFL);
+    kill(s.pid, SIGHUP);
+    scrape(served_says(&s, "metrics"));
+    served_stop(&s);
+}
+
 /* ---- floods ---------------------------------------------------------------------------------- */
 
 /* What each listener is asked by those who want something of it. */

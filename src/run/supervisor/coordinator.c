@@ -148,25 +148,29 @@ static int join_keeper(keeper_thread *k, const dray__serve_options *options, con
     return dray__join_start(k->keeper, &o, &k->join, error);
 }
 
-/* SIGINT and SIGTERM end the loop from here on. */
-static int watch_stop(struct event_base *base, struct event *events[2], const char *who,
+enum { STOPS = 3 }; /* signals that end a loop */
+
+/* SIGINT and SIGTERM end the loop from here on, and so does the end of the terminal, unless
+ * hangups are ignored: sockets and tokens are not left behind. */
+static int watch_stop(struct event_base *base, struct event *events[STOPS], const char *who,
                       dray_error *error)
 {
+    static const int numbers[STOPS] = {SIGINT, SIGTERM, SIGHUP}; /* SIGHUP is the last */
     int status = DRAY_OK;
-    for (int i = 0; i < 2; i++) {
-        events[i] = evsignal_new(base, i ? SIGTERM : SIGINT, on_stop, base);
+    for (int i = 0; i < (dray__process_ignores_hangups() ? STOPS - 1 : STOPS); i++) {
+        events[i] = evsignal_new(base, numbers[i], on_stop, base);
         if (!events[i] || event_add(events[i], NULL) < 0)
             status = dray__fail(error, DRAY_ESYS, "%s: cannot watch signals", who);
     }
     return status;
 }
 
-static int run_loop(struct event_base *base, struct event *events[2], int status, const char *who,
-                    dray_error *error)
+static int run_loop(struct event_base *base, struct event *events[STOPS], int status,
+                    const char *who, dray_error *error)
 {
     if (!status && event_base_dispatch(base) < 0)
         status = dray__fail(error, DRAY_ESYS, "%s: the event loop failed", who);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < STOPS; i++)
         if (events[i])
             event_free(events[i]);
     return status;
@@ -176,7 +180,7 @@ int dray__keep(const dray__keep_options *options, dray_error *error)
 {
     dray__process_begin();
     struct event_base *base = event_base_new();
-    struct event *events[2] = {0};
+    struct event *events[STOPS] = {0};
     dray__keeper *keeper = NULL;
     dray__join *join = NULL;
     dray__join_options o = {.path = options->path, .listen = options->listen};
@@ -220,7 +224,7 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
 static int loop(struct event_base *base, const dray__serve_options *options,
                 dray__coordinator *coordinator, const char *metrics, dray_error *error)
 {
-    struct event *events[2];
+    struct event *events[STOPS] = {0};
     char unix_address[256] = "unix:";
     int status = watch_stop(base, events, "coordinator", error);
     if (options->unix_path)

@@ -27,8 +27,8 @@ typedef struct dray__serve_options {
     void *user;
 } dray__serve_options;
 
-/* Runs until SIGINT or SIGTERM, and then returns DRAY_OK. Handles these two signals while it
- * runs. */
+/* Runs until SIGINT, SIGTERM, or SIGHUP where it is not ignored, and then returns DRAY_OK. Handles
+ * these signals while it runs. */
 int dray__serve(const dray__serve_options *options, dray_error *error);
 
 typedef struct dray__keep_options {
@@ -41,7 +41,8 @@ typedef struct dray__keep_options {
     void *user;
 } dray__keep_options;
 
-/* Keeps samples of this host for the coordinator at $DRAY_ADDRESS, until SIGINT or SIGTERM. */
+/* Keeps samples of this host for the coordinator at $DRAY_ADDRESS, until a signal that ends
+ * dray__serve. */
 int dray__keep(const dray__keep_options *options, dray_error *error);
 
 /* Makes the token of a role from the master token at `master` (NULL for $DRAY_TOKEN_FILE), or draws

@@ -522,19 +522,12 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     }
 }
 
-/* Whether hangups were to be ignored when this process began, as by nohup(1). */
-static bool ignores_hangups(void)
-{
-    struct sigaction is;
-    return sigaction(SIGHUP, NULL, &is) == 0 && is.sa_handler == SIG_IGN;
-}
-
 static int watch_signals(supervisor *s, dray_error *error)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP}; /* SIGHUP is the last */
     struct timeval every = {.tv_usec = TICK_MS * 1000};
     bool ok = true;
-    for (int i = 0; i < (ignores_hangups() ? 2 : 3); i++) {
+    for (int i = 0; i < (dray__process_ignores_hangups() ? 2 : 3); i++) {
         s->signals[i] = evsignal_new(s->base, numbers[i], on_signal, s);
         ok = ok && s->signals[i] && event_add(s->signals[i], NULL) == 0;
     }
