@@ -1,5 +1,6 @@
 /* Tests the rows of metrics.jsonl, made from reports in any order in which processes send them. */
 #include "run/report/rows.h"
+#include "run/report/rows_read.h"
 #include "suite.h"
 
 #include "base/json.h"
@@ -98,6 +99,26 @@ TEST(evaluations_below_zero)
     dray__rows_free(&rows);
     json_decref(folder.rows);
     dray__job_free(job);
+}
+
+static int count_row(void *user, json_t *row, const char *place, dray_error *error)
+{
+    (void)row, (void)place, (void)error;
+    ++*(int *)user;
+    return DRAY_OK;
+}
+
+/* A file that cannot be read is an error, and not a file without rows. */
+TEST(files_that_cannot_be_read)
+{
+    dray_error error;
+    char name[64];
+    int rows = 0;
+    snprintf(name, sizeof name, "%s/missing.jsonl", path);
+    OK(dray__rows_each(name, count_row, &rows, &error));
+    assert_int_equal(dray__rows_each(path, count_row, &rows, &error), DRAY_ESYS);
+    assert_non_null(strstr(error.message, path));
+    assert_int_equal(rows, 0);
 }
 
 FIXTURE(make_folder)

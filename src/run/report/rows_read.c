@@ -15,7 +15,7 @@ int dray__rows_each(const char *path, dray__row_fn *take, void *user, dray_error
         return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
     char *line = NULL, place[4096 + 32];
     size_t room = 0;
-    ssize_t length;
+    ssize_t length = 0;
     int rc = DRAY_OK;
     for (int number = 1;
          !rc && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n'; number++) {
@@ -28,6 +28,8 @@ int dray__rows_each(const char *path, dray__row_fn *take, void *user, dray_error
             rc = take(user, row, place, error);
         json_decref(row);
     }
+    if (!rc && length < 0 && !feof(file))
+        rc = dray__fail_errno(error, errno, "%s", path);
     free(line);
     fclose(file);
     return rc;
