@@ -1,6 +1,7 @@
 #include "store/blocks.h"
 
 #include "base/array.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/io.h"
@@ -10,6 +11,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +22,7 @@
 
 enum { IN_MEMORY = 8 };
 #define DEFAULT_BYTES (UINT64_C(8) << 30)
+#define LOCK_PATIENCE DRAY__SECOND
 
 /* ---- in files ----------------------------------------------------------------------------------
  *
@@ -117,15 +120,29 @@ static void unlock(int fd)
     close(fd);
 }
 
-/* Reserves bytes of the limit. Returns the descriptor with the lock, or -1 when there is no room. A
- * block is written under the lock, so that it is counted when others make room. */
+/* Takes the lock. A process that stands still with it is waited for once, and the lock is only
+ * tried from then on, until it is free again. */
+static bool take_lock(int fd)
+{
+    static _Atomic bool late;
+    int64_t deadline = dray__deadline(late ? 0 : LOCK_PATIENCE);
+    bool taken;
+    while (!(taken = flock(fd, LOCK_EX | LOCK_NB) == 0) && errno == EWOULDBLOCK &&
+           dray__now() < deadline)
+        poll(NULL, 0, 1);
+    late = !taken;
+    return taken;
+}
+
+/* Reserves bytes of the limit. Returns the descriptor with the lock, or -1 when there is no room or
+ * no lock. A block is written under the lock, so that it is counted when others make room. */
 static int reserve(const char *folder, uint64_t bytes)
 {
     char path[PATH_MAX];
     uint64_t used = 0, most = most_bytes();
     snprintf(path, sizeof path, "%.*s/.used", PATH_MAX - 16, folder);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || bytes > most || flock(fd, LOCK_EX)) {
+    if (fd < 0 || bytes > most || !take_lock(fd)) {
         if (fd >= 0)
             close(fd);
         return -1;

@@ -520,6 +520,22 @@ def test_forked_while_keeping():
     assert same == [True] and not held, (same, held)
 
 
+def test_lock_that_is_kept():
+    """A process that stands still with the cache's lock keeps no other from reading: what that fetches is not kept."""
+    bucket()
+    tensors, same = state(5_000_000), []
+    checkpoint.save(FOLDER, 1, tensors)
+    blocks = os.path.join(os.environ["DRAY_CACHE"], "blocks")
+    os.makedirs(blocks, exist_ok=True)
+    reader = threading.Thread(target=lambda: same.append(is_same(f"{FOLDER}/step-000001", tensors)), daemon=True)
+    with open(os.path.join(blocks, ".used"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        reader.start()
+        reader.join(60)
+        assert same == [True]
+        assert os.listdir(blocks) == [".used"]
+
+
 def test_killed_writers():
     """A writer that is killed at each of its requests: the newest version that readers find is the one before or the new one,
     whole; the next writer finishes, and leaves nothing of the dead one."""
