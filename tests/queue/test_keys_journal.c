@@ -236,6 +236,60 @@ TEST(test_numbers_are_used_up)
     down(queue, context);
 }
 
+static int insert_three(dray_queue *queue, const char *partition)
+{
+    int64_t numbers[3] = {1, 2, 3};
+    const dray_column_data column = {.name = "x", .dtype = DRAY_I64, .values = numbers};
+    dray_insert_options insert = DRAY_INSERT_OPTIONS_INIT;
+    insert.partition = partition;
+    insert.rows = 3;
+    insert.columns = &column;
+    insert.column_count = 1;
+    return dray_queue_insert(queue, &insert, NULL, &error);
+}
+
+/* Claims and fails a row, as often as it takes until all three are lost. */
+static void lose_three(dray_queue *queue)
+{
+    for (int i = 0; i < 9; i++) {
+        dray_batch *batch;
+        dray_claim_options claim = DRAY_CLAIM_OPTIONS_INIT;
+        claim.task = "train";
+        claim.count = 1;
+        OK(dray_queue_claim(queue, &claim, &batch, &error));
+        OK(dray_batch_fail(batch, NULL, 0, "no", &error));
+        dray_batch_free(batch);
+    }
+}
+
+/* Partitions end before refills, and rows that are lost then are not refilled. */
+TEST(test_numbers_of_partitions_are_used_up)
+{
+    dray_context *context;
+    dray_queue *queue = up(&context, 0, 0);
+    dray_refill refill = DRAY_REFILL_INIT;
+    fixture_end(f.coordinator_pid, SIGKILL);
+    count_to(UINT32_MAX - (1 << 19) - 1);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    OK(insert_three(queue, "last"));
+    OK(dray_queue_seal(queue, "last", 3, &error));
+    FAILS(DRAY_EFULL, insert_three(queue, "another"));
+    assert_non_null(strstr(error.message, "fewer than 4294443007 "));
+    fixture_end(f.coordinator_pid, SIGKILL);
+    count_to(UINT32_MAX - 3);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    lose_three(queue);
+    fixture_restart(&f);
+    for (int i = 0; i < 2; i++) {
+        OK(dray_queue_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
+        OK(dray_queue_refill_decline(queue, refill.id, &error));
+    }
+    OK(dray_queue_wait(queue, "last", "train", 0, &error));
+    fixture_restart(&f);
+    OK(dray_queue_wait(queue, "last", "train", 0, &error));
+    down(queue, context);
+}
+
 /* ---- what fails ------------------------------------------------------------------------------ */
 
 /* A consumer that learns only that its get could not be written down holds nothing. */

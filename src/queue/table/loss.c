@@ -184,7 +184,8 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
     bool died = ledger && ledger->replaying && !ledger->number; /* there was no memory then */
     if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && trained(table, p, slot))
         range = (dray__group_range){slot, 1}; /* the step has trained it and needs no other */
-    else if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && !died)
+    else if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && !died &&
+             table->generations < UINT32_MAX - 1) /* the last number */
         demand = demand_new(&death, range.count); /* without memory the rows die */
     death.refilled = demand != NULL;
     record_death(table, p, &death);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define REFILLS_LEFT (1u << 19) /* numbers that are left for refills, which share 32 bits */
+
 /* ---- partitions ------------------------------------------------------------------------------ */
 
 void dray__partition_free(const dray__table *table, dray__partition *p)
@@ -226,6 +228,18 @@ static int check_not_ended(const dray__table *table, const dray__new_rows *rows,
                       table->name);
 }
 
+/* Fails when the numbers for partitions are used up. Rows that are read again have theirs. */
+static int check_numbers(const dray__table *table, const dray__new_rows *rows, dray_error *error)
+{
+    bool again = table->ledger && table->ledger->replaying;
+    if (again || table->generations < UINT32_MAX - REFILLS_LEFT)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EFULL,
+                      "insert into %s: fewer than %u partitions, puts and refills of a queue "
+                      "expected, found %u (go on with another queue)",
+                      rows->partition, UINT32_MAX - REFILLS_LEFT, table->generations);
+}
+
 static int check_place(const dray__table *table, const dray__partition *p,
                        const dray__new_rows *rows, uint32_t group, dray_error *error)
 {
@@ -251,6 +265,8 @@ static int check_place(const dray__table *table, const dray__partition *p,
                           "insert into %s at slot %llu: it holds %u rows, a gap would be left",
                           rows->partition, (unsigned long long)rows->at_slot - 1, held);
     int rc = p ? DRAY_OK : check_not_ended(table, rows, error);
+    if (!rc && !p)
+        rc = check_numbers(table, rows, error);
     if (rc)
         return rc;
     if (p && p->group_size != group)
