@@ -1,5 +1,7 @@
 /* Tests provisional commits. Their rows are kept until a checkpoint covers them, and can be
  * consumed again by a run that goes back to a checkpoint. */
+#include "base/hash.h"
+#include "queue/messages.h"
 #include "queue/three_tasks.h"
 
 static const char *const trainers[] = {"actor"};
@@ -311,6 +313,47 @@ TEST_WITHIN(test_refusals, up, down)
     free(cursor);
     dray_queue_close(other);
     leave(queue, context);
+}
+
+/* ---- counts that no queue has ---------------------------------------------------------------- */
+
+/* Resumes with a cursor that no queue gave. */
+static int resume_at(dray_queue *queue, const char *name, uint32_t epoch, uint64_t seq)
+{
+    static const dray__envelope form = {"cursor", 0x52535243u, 1};
+    const dray__cursor cursor = {.epoch = epoch, .seq = seq, .version = 1};
+    dray__writer w = {0};
+    void *made;
+    size_t size;
+    dray__envelope_begin(&form, &w);
+    dray__put_u64(&w, dray__hash(name, strlen(name)));
+    dray__put_fields(&w, &dray__cursor_fields, &cursor);
+    OK(dray__envelope_end(&w, DRAY_OK, &made, &size, &error));
+    int rc = dray_queue_resume(queue, made, size, NULL, &error);
+    free(made);
+    return rc;
+}
+
+/* Commits and epochs are counted on from a cursor: from one that is near the end of their numbers,
+ * the journal would get numbers with which it cannot be read. */
+TEST(test_counts_near_their_end)
+{
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "near");
+    dray_queue_options options = trainer_options();
+    options.durability = DRAY_DURABILITY_JOURNAL;
+    dray_queue *queue = open_three(context, "near", options);
+    FAILS(DRAY_EINVALID, resume_at(queue, "near", 0, INT64_MAX - 1));
+    FAILS(DRAY_EINVALID, resume_at(queue, "near", UINT32_MAX - 1, 0));
+    OK(resume_at(queue, "near", 7, 1000));
+    make_partition(queue, "0", 4);
+    make_and_train(queue, "0", 1);
+    fixture_restart(&f);
+    OK(dray_queue_wait(queue, "0", "actor", 0, &error));
+    leave(queue, context);
+    fixture_down(&f);
+    f = (queue_fixture){0};
 }
 
 SUITE(NULL, NULL)

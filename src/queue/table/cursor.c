@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#define SEQ_MAX (UINT64_C(1) << 62) /* of cursors, from which commits are counted on */
+
 /* Most rows are in the queue while the last batch before a checkpoint is consumed: then
  * checkpoint_batches - 1 batches wait for the checkpoint, and open_batches are open, with that
  * one. */
@@ -148,12 +150,12 @@ static void lose_newer(dray__table *table, dray__partition *p, uint64_t version)
 
 int dray__table_resume(dray__table *table, const dray__cursor *cursor, dray_error *error)
 {
-    uint32_t epoch = cursor->epoch;
+    uint32_t epoch = cursor->epoch, newest = epoch > table->epoch ? epoch : table->epoch;
     uint64_t seq = cursor->seq, version = cursor->version;
     int rc = check_cursor(table, epoch, seq, error);
     if (!rc && !table->settings.provisional)
         rc = dray__fail(error, DRAY_EINVALID, "queue %s has no provisional task", table->name);
-    if (!rc && (epoch == UINT32_MAX || seq >= INT64_MAX)) /* no queue counts so far */
+    if (!rc && (newest >= UINT32_MAX - 1 || seq >= SEQ_MAX)) /* no queue counts so far */
         rc = dray__fail(error, DRAY_EINVALID, "queue %s: commit %llu of epoch %u: impossible",
                         table->name, (unsigned long long)seq, epoch);
     if (!rc)
@@ -177,7 +179,7 @@ int dray__table_resume(dray__table *table, const dray__cursor *cursor, dray_erro
     table->resumed_seq = seq;
     if (seq > table->commit_seq) /* a new table */
         table->commit_seq = seq;
-    table->epoch = (epoch > table->epoch ? epoch : table->epoch) + 1;
+    table->epoch = newest + 1;
     table->admission.version = version; /* accepted changes only by the lost rows */
     table->dirty = ~UINT64_C(0);
     table->freed = true;
