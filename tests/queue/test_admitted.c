@@ -361,4 +361,31 @@ TEST(test_rest_of_a_group)
     fixture_down(&f);
 }
 
+static int admit_at(dray_queue *queue, uint64_t version)
+{
+    dray_admission admission = DRAY_ADMISSION_INIT;
+    admission.batch_rows = 1 << 22;
+    admission.staleness = 1;
+    admission.version = version;
+    return dray_queue_admit(queue, &admission, &error);
+}
+
+/* Accepted rows are counted on from those of the version. From a count that is the last one, the
+ * journal would get one with which it cannot be read. */
+TEST(test_counts_near_their_end)
+{
+    run scene = {.seed = 0}, *r = &scene;
+    fixture_up(&f);
+    r->context = fixture_context(&f, "run");
+    open_run(r);
+    FAILS(DRAY_EINVALID, admit_at(r->queue, UINT64_C(1) << 40));
+    OK(admit_at(r->queue, UINT64_C(1) << 39));
+    insert_all(r, B, 1);
+    OK(dray_queue_version(r->queue, (UINT64_C(1) << 39) + 1, &error));
+    fixture_restart(&f);
+    OK(dray_queue_version(r->queue, (UINT64_C(1) << 39) + 2, &error));
+    leave(r->queue, r->context);
+    fixture_down(&f);
+}
+
 SUITE(NULL, NULL)

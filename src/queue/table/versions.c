@@ -203,7 +203,8 @@ int dray__table_admit(dray__table *table, const dray__admission *admission, bool
                           (unsigned long long)admission->version, (unsigned long long)own->version);
     next.accepted = own->accepted;
     if ((!own->batch || resume) &&
-        __builtin_mul_overflow(admission->version, (uint64_t)admission->batch, &next.accepted))
+        (__builtin_mul_overflow(admission->version, (uint64_t)admission->batch, &next.accepted) ||
+         next.accepted > ACCEPTED_MAX / 2)) /* rows are counted on from there */
         return dray__fail(error, DRAY_EINVALID, "admission: version %llu of %u rows overflows",
                           (unsigned long long)admission->version, admission->batch);
     int rc = dray__admission_check(table, &next, error);
