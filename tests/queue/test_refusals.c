@@ -4,6 +4,8 @@
 #include "queue/three_tasks.h"
 #include "seed.h"
 
+#include <sys/mman.h>
+
 static void use_after_fork(void *argument)
 {
     dray_queue *queue = argument;
@@ -213,6 +215,55 @@ TEST(test_broken_producers)
     assert_memory_equal(out, values, sizeof out);
     dray_batch_free(batch);
     leave(queue, context);
+}
+
+/* Asks for a chunk of a size, and has the keeper hold a shorter one. */
+static void keep_less(dray_queue *queue, const queue_fixture *of, uint64_t id)
+{
+    const dray__chunk_wish wish = {.id = id, .key = 5, .size = 1 << 20, .least = 1 << 20};
+    const dray__storing message = {.wishes = &wish, .wish_count = 1};
+    dray__keeper_link link;
+    void *base;
+    int fd;
+    dray__put_fields(dray__queue_begin(queue), &dray__storing_fields, &message);
+    OK(dray__queue_call(queue, DRAY__MSG_QUEUE_CHUNK, dray__deadline(20 * DRAY__SECOND), NULL,
+                        &error));
+    OK(dray__segment_new(4096, &base, &fd, &error));
+    OK(dray__keeper_link_init(&link, of->keeper, 20 * DRAY__SECOND, &error));
+    link.era = queue->era;
+    OK(dray__keeper_put(&link, id, 5, 4096, fd, &error));
+    dray__keeper_link_free(&link);
+    close(fd);
+    munmap(base, 4096);
+}
+
+/* A producer that keeps less than it says loses its commit, and does not stop the journal. */
+TEST(test_chunks_that_are_shorter)
+{
+    if (elsewhere()) /* this is of chunks */
+        skip();
+    (void)state;
+    queue_fixture own = {.durable = true};
+    fixture_up(&own);
+    dray_context *context = fixture_context(&own, "short");
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.durability = DRAY_DURABILITY_JOURNAL;
+    dray_queue *queue = open_three(context, "short", options);
+    insert_ints(queue, "0", 3, 1);
+    dray_batch *batch;
+    dray_claim_options o = want("rollout", 3);
+    OK(dray_queue_claim(queue, &o, &batch, &error));
+    set_ints(batch, "responses", 0);
+    keep_less(queue, &own, 77);
+    batch->outputs[0].extent.chunk = 77;
+    batch->outputs[0].extent.values = 1 << 19;
+    FAILS(DRAY_EDEAD, dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    insert_ints(queue, "1", 3, 1);
+    fixture_restart(&own);
+    OK(dray_queue_seal(queue, "1", 3, &error));
+    leave(queue, context);
+    fixture_down(&own);
 }
 
 TEST(test_no_descriptors_are_left)

@@ -526,7 +526,10 @@ static int fetch(void *user, const dray__journal_piece *piece, void *out, dray_e
                          .bytes = piece->bytes,
                          .at = out,
                          .keeper = piece->keeper};
-    return dray__placer_get(&ledger->bytes, &range, error);
+    int rc = dray__placer_get(&ledger->bytes, &range, error);
+    /* A producer that keeps less than it said has lost these bytes, and does not stop the journal.
+     */
+    return rc == DRAY_EFORMAT ? (error->code = DRAY_EGONE) : rc;
 }
 
 static void ledger_free(dray__ledger *ledger)
