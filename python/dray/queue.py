@@ -482,33 +482,34 @@ class Queue:
 
     async def _answered(self, loop):
         import asyncio
-        batch, readable, fd = c.c_void_p(), asyncio.Event(), self.fileno()
-        loop.add_reader(fd, readable.set)
-        try:
-            while True:
-                readable.clear()
-                try:
-                    with self._pins:
-                        try:
-                            self._call_within("dray_queue_claim_poll", None, c.byref(batch))
-                        except DrayError as error:
-                            self._asked = error.name == "EAGAIN"
-                            raise
-                        self._asked = False
-                        self._pins.hold(batch.value)
-                    return batch.value
-                except DrayError as error:
-                    if not self._asked or error.name not in ("EAGAIN", "EBUSY"):
+        batch, readable = c.c_void_p(), asyncio.Event()
+        while True:
+            readable.clear()
+            try:
+                with self._pins:
+                    try:
+                        self._call_within("dray_queue_claim_poll", None, c.byref(batch))
+                    except DrayError as error:
+                        self._asked = error.name == "EAGAIN"
                         raise
-                    if error.name == "EBUSY":  # another thread is in a call, which may take the answer in
-                        await asyncio.sleep(0.05)
-                        continue
-                try:  # another call may find that the connection ended, and go on with the next one
-                    await asyncio.wait_for(readable.wait(), 1)
-                except asyncio.TimeoutError:
-                    pass
-        finally:
-            loop.remove_reader(fd)
+                    self._asked = False
+                    self._pins.hold(batch.value)
+                return batch.value
+            except DrayError as error:
+                if not self._asked or error.name not in ("EAGAIN", "EBUSY"):
+                    raise
+                if error.name == "EBUSY":  # another thread is in a call, which may take the answer in
+                    await asyncio.sleep(0.05)
+                    continue
+            fd = os.dup(self.fileno())  # another call may replace the connection, and then its number is somebody else's
+            loop.add_reader(fd, readable.set)
+            try:  # the loop watches the connection of now, and looks for a later one by itself
+                await asyncio.wait_for(readable.wait(), 1)
+            except asyncio.TimeoutError:
+                pass
+            finally:
+                loop.remove_reader(fd)
+                os.close(fd)
 
     def _unwanted(self, answer):
         """Gives back the rows of a cancelled claim."""

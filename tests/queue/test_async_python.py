@@ -1,7 +1,10 @@
-"""Coroutines: claims that wait while the event loop goes on, in turn; one that is cancelled loses no row; updates and
-deliveries beside them. Tensors of batches: jagged, moved, pinned, as a TensorDict's."""
+"""Coroutines: claims that wait while the event loop goes on, in turn; one that is cancelled loses no row; one whose
+connection is replaced; updates and deliveries beside them. Tensors of batches: jagged, moved, pinned, as a TensorDict's."""
 import asyncio
 import os
+import re
+import socket
+import tempfile
 import time
 
 from begin import needs
@@ -76,6 +79,44 @@ async def beside_another_thread(queue):
     waiting.close()
 
 
+def cut(queue):
+    """Ends the queue's connection. Returns the number of the descriptor that a claim waits at."""
+    number = queue.fileno()
+    with open(f"/proc/self/fdinfo/{number}") as watched:
+        for fd in re.findall(r"tfd: +([0-9]+)", watched.read()):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(fd))) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+    return number
+
+
+async def replaced(queue):
+    """While a claim waits, another call replaces the connection, whose number a socket of somebody else gets: the loop
+    tells that one of its bytes, also when the claim has ended."""
+    waiting = asyncio.ensure_future(queue.claim_async("read", 2, timeout=20))
+    await asyncio.sleep(0.1)
+    number, pairs = cut(queue), []
+    queue.status()
+    while not pairs or number not in (pairs[-1][0].fileno(), pairs[-1][1].fileno()):
+        assert len(pairs) < 64, number
+        pairs.append(socket.socketpair())
+    reader, writer = sorted(pairs[-1], key=lambda end: end.fileno() != number)
+    reader.setblocking(False)
+    for byte in b"a", b"b":
+        reading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(reader, 1))
+        await asyncio.sleep(0.1)
+        if byte == b"b":
+            try:
+                await waiting
+                raise AssertionError("the claim's connection has ended")
+            except dray.DrayError as error:
+                assert error.name == "ECLOSED", error
+        writer.send(byte)
+        assert await asyncio.wait_for(reading, 10) == byte
+    for end in (end for pair in pairs for end in pair):
+        end.close()
+
+
 async def weights():
     """An update that waits for its version, and a delivery that waits for the update, in one loop."""
     source, taken = torch.randn(64, 8), torch.zeros(64, 8)
@@ -137,11 +178,13 @@ def tensors(queue):
         wrong(ValueError, "torch", plain.to_tensordict)
 
 
-with coordinator():
+with tempfile.TemporaryDirectory() as journals, coordinator("--journal", journals):
     with dray.Queue("async", tasks={"read": (["x"], [])}, max_attempts=1) as one:
         asyncio.run(claims(one))
         asyncio.run(cancelled(one))
         asyncio.run(beside_another_thread(one))
+    with dray.Queue("kept", tasks={"read": (["x"], [])}, durability="journal") as kept:
+        asyncio.run(replaced(kept))
     asyncio.run(weights())
     defaults()
     with dray.Queue("tensors", tasks={"look": (["tokens", "score", "text"], []), "again": (["score"], [])}) as two:
