@@ -100,6 +100,35 @@ def wait(queue, count):
         time.sleep(0.01)
 
 
+def durable(folder):
+    """What save() stores is on the disk, file and folders, before a prompt is done with; where the disk fails, none is."""
+    os.environ["DRAY_QUEUE"], os.environ["DRAY_TASK"] = "durable", "rollout"
+    with dray.Queue("durable", tasks={"rollout": (["prompt"], [])}) as queue:
+        queue.insert({"prompt": ["p0", "p1"]}, "0")
+        source = slime.DataSource(args(save=folder))
+        source.add_samples(source.get_samples(2)[:1])
+        made = pathlib.Path(folder, "rollout", "dray_data_source_11").resolve()
+        with unittest.mock.patch("os.fsync", side_effect=OSError(5, "the disk failed")):
+            refused(OSError, ["the disk failed"], lambda: source.save(11))
+        assert not made.exists() and len(source._held) == 1
+
+        synced, sync = [], os.fsync
+
+        def noted(fd):
+            synced.append((os.readlink(f"/proc/self/fd/{fd}"), made.exists()))
+            sync(fd)
+
+        def unanswered():
+            assert synced == [(str(path), path != made.with_suffix(".new"))
+                              for path in (made.with_suffix(".new"), made.parent, made.parents[1])], synced
+            raise dray.DrayTimeout(-13, "no answer")
+
+        with unittest.mock.patch("os.fsync", side_effect=noted), \
+                unittest.mock.patch.object(source._held[0], "commit", side_effect=unanswered):
+            refused(dray.DrayTimeout, ["no answer"], lambda: source.save(11))
+        source._queue.close()
+
+
 def failing(folder):
     """A commit or a claim that fails loses none of the others' prompts, and has none handed out twice."""
     os.environ["DRAY_QUEUE"], os.environ["DRAY_TASK"] = "failing", "rollout"
@@ -180,6 +209,7 @@ def main(folder):
         os.environ["DRAY_QUEUE"] = "over"
         refused(dray.DrayError, ["over"], lambda: slime.DataSource(args()).get_samples(1))
     failing(folder)
+    durable(folder)
     os.environ["DRAY_QUEUE"] = "samples"
     os.environ["DRAY_TASK"] = "other"
     refused(ValueError, ["prompt or messages expected", "label"], lambda: slime.DataSource(args()).get_samples(1))

@@ -18,6 +18,24 @@ TIMEOUT = 600.0
 _KNOWN = ("prompt", "messages", "label", "metadata")  # columns
 
 
+def _write(path, data):
+    """On the disk when this returns, as a whole: what it stands for is then let go of, for good where the queue has a
+    journal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    for folder in (path.parent, path.parent.parent):  # the latter has a name for the former, which may be new
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
 class DataSource(_Base):
     """--data-source-path dray.integrations.slime.DataSource. $DRAY_ADDRESS, $DRAY_QUEUE (samples) and $DRAY_TASK (rollout) say
     where prompts are: a row each, of the columns that the task needs among `prompt` (text) or `messages` (JSON), `label`
@@ -101,12 +119,9 @@ class DataSource(_Base):
         if not getattr(self.args, "save", None):
             return
         path = self._path(self.args.save, rollout_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
         state = {"group": self._group, "index": self._index,
                  "given_back": [[sample.to_dict() for sample in group] for group in self._given_back]}
-        new = path.with_suffix(".new")
-        new.write_bytes(objects.dumps(state))
-        new.replace(path)
+        _write(path, objects.dumps(state))
         held, self._held, failure = self._held, [], None
         for batch in held:  # all of them: one that is let go of without a commit is handed out again
             try:
