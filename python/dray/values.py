@@ -13,6 +13,7 @@ from ._library import library
 
 TENSOR, STRING, BYTES, OBJECT = 0, 1, 2, 3  # dray_content
 _BYTES = (bytes, bytearray, memoryview)
+_MASKED = "masked arrays lose their mask; fill it"
 
 
 def _torch():
@@ -149,7 +150,13 @@ class Values:
         if values and _is_torch(values[0]):
             self._same(values, {i: value.dtype for i, value in enumerate(values) if _is_torch(value)})
             return _torch().stack(values), None
-        return np.asarray(values), None
+        return self._numbers(values), None
+
+    def _numbers(self, values):
+        """A list of numbers, or of lists or arrays of them, as an array."""
+        if _has_mask(values):
+            raise TypeError(f"column {self.name}: {_MASKED}")
+        return np.asarray(values)
 
     def _text(self, values, kinds, content):
         for i, value in enumerate(values):
@@ -192,7 +199,7 @@ class Values:
 
     def _array(self, i, row, first):
         if isinstance(row, (list, tuple)) and (not len(row) or isinstance(first, (list, tuple))):
-            part = first[:0] if not len(row) and hasattr(first, "dtype") else np.asarray(row)
+            part = first[:0] if not len(row) and hasattr(first, "dtype") else self._numbers(row)
         elif type(row) is type(first) or _is_torch(row) and _is_torch(first):
             part = row
         else:
@@ -218,7 +225,7 @@ class Values:
                 else np.empty(0, dtype=np.uint8)
         else:
             if isinstance(values, np.ma.MaskedArray):
-                raise TypeError(f"column {self.name}: masked arrays lose their mask; fill it")
+                raise TypeError(f"column {self.name}: {_MASKED}")
             values = np.asarray(values)
             name = str(values.dtype)
             raw = None
@@ -230,6 +237,14 @@ class Values:
         if raw is None:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return raw, dtype, list(values.shape)
+
+
+def _has_mask(values):
+    """Whether a list holds masked arrays, or masked numbers, which numpy would make NaN of."""
+    kinds = set(map(type, values))
+    return any(issubclass(kind, np.ma.MaskedArray) for kind in kinds) or \
+        any(issubclass(kind, (list, tuple)) for kind in kinds) and \
+        any(_has_mask(value) for value in values if isinstance(value, (list, tuple)))
 
 
 def _ends(parts):
