@@ -146,6 +146,26 @@ TEST_WITHIN(test_wait_drops_holdouts, setup, teardown)
     assert_int_equal(state_of(2, sub[0], &version), DRAY_GROUP_TORN);
 }
 
+/* A group that still reads an older version than the one that is waited for. */
+TEST_WITHIN(test_wait_drops_readers_of_older_versions, setup, teardown)
+{
+    ticket t[2], w;
+    both_begin(t);
+    assert_int_equal(publish(1, pub, 6, 7), 0);
+    for (uint64_t version = 6; version >= 5; version--) {
+        wait_for(1, pub, version, version == 6 ? 1000000 : 0, &w);
+        if (version == 6)
+            dray__registry_expired(r, &w, 0);
+        assert_int_equal(w.answered, 1);
+        assert_int_equal(w.code, 0);
+        dray__reader in = dray__reader_of(w.data, w.size);
+        assert_int_equal(dray__get_u32(&in), 1);
+        char *names = dray__get_string(&in, 100);
+        assert_string_equal(names, "g");
+        free(names);
+    }
+}
+
 TEST_WITHIN(test_wait_of_zero_drops_at_once, setup, teardown)
 {
     ticket t[2], w;

@@ -398,18 +398,26 @@ void dray__reg_wait_answer(dray__registry *r, const struct registrant *entry, ui
     dray__reg_answer(r, ticket, &dray__drained_fields, &answer);
 }
 
-/* Their later votes are refused. */
+static void note_dropped(struct version *version, const struct group *group)
+{
+    size_t used = strlen(version->dropped_names);
+    snprintf(version->dropped_names + used, sizeof version->dropped_names - used, "%s%s",
+             used ? ", " : "", group->name);
+    version->dropped++;
+}
+
+/* Their later votes are refused. A group is counted for the version that it read, and for the later
+ * one that is waited for. */
 void dray__reg_trainer_drop_readers(dray__registry *r, struct trainer *trainer, uint64_t number)
 {
     for (struct group *group = trainer->model->groups; group; group = group->next) {
         if (group->phase != ATTEMPT_MOVING || group->trainer != trainer ||
             group->reading->number > number)
             continue;
-        struct version *version = group->reading;
-        size_t used = strlen(version->dropped_names);
-        snprintf(version->dropped_names + used, sizeof version->dropped_names - used, "%s%s",
-                 used ? ", " : "", group->name);
-        version->dropped++;
+        const struct version *version = group->reading;
+        for (struct version *v = trainer->versions; v; v = v->next)
+            if (v == version || v->number == number)
+                note_dropped(v, group);
         group->epoch++;
         dray_error error;
         dray__fail(&error, DRAY_ESTALE,
