@@ -165,7 +165,33 @@ def rank_main(rank, folder):
         if rank == 0:
             assert worker.model.differs(numbers(version)) == [] and worker.versions[-1] == str(version)
     trainer.shutdown()
+    by_stages(rank)
     dist.destroy_process_group()
+
+
+def by_stages(rank):
+    """Pipeline stages of one engine, of which one alone has a module that the reload loses: all update once more."""
+    told, worker = [None], names.Worker(Model(numbers(0)), "stages", rank, RANKS)
+    if rank == 0:
+        published = Published(numbers(1), 0, Options(world=1, model="stages", timeout=20), "test")
+        published.publisher.publish(1)
+        told = [published.handshake()]
+        names.miss(worker.model)
+    dist.broadcast_object_list(told)
+    worker.init_weight_transfer_engine(told[0])
+    worker.start_weight_update()
+    with unittest.mock.patch.object(worker.engine._rank, "update", wraps=worker.engine._rank.update) as updated:
+        worker.update_weights({"version": 1})
+    assert updated.call_count == 2 and worker.model.differs(numbers(1)) == []
+    with unittest.mock.patch.object(worker.engine._rank, "update", side_effect=MemoryError if rank else None):
+        if rank:
+            refused(MemoryError, "", worker.update_weights, {"version": 1})
+        else:  # and what fails on one of them does not hold the others up
+            worker.update_weights({"version": 1})
+    dist.barrier()
+    worker.engine.shutdown()
+    if rank == 0:
+        published.close()
 
 
 def by_wrapped_modules():

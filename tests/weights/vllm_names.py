@@ -6,6 +6,7 @@ import dataclasses
 import typing
 
 import torch
+import torch.distributed as dist
 from slime_names import module
 
 AT, RELOAD = "vllm.distributed.weight_transfer", "vllm.model_executor.model_loader.reload"
@@ -117,6 +118,7 @@ def disable_mtp_completeness_check():
 
 
 def install():
+    module("vllm.distributed.parallel_state", get_pp_group=lambda: argparse.Namespace(cpu_group=dist.group.WORLD))
     module("vllm.config", set_current_vllm_config=contextlib.nullcontext)
     module(f"{AT}.base", WeightTransferInitInfo=InitInfo, WeightTransferUpdateInfo=InitInfo, **{each.__name__: each for each in (
         TrainerInitInfo, WeightSource, ModuleSource, WeightTransferEngine, TrainerWeightTransferEngine)})
@@ -130,11 +132,12 @@ def install():
 
 
 class Worker:
-    """A worker of vLLM, called as its server and its clients are. versions: those that it was told to be at."""
+    """A worker of vLLM, called as its server and its clients are. versions: those that it was told to be at. stages:
+    the ranks of torch.distributed, of which this is one."""
 
-    def __init__(self, model, name):
+    def __init__(self, model, name, rank=0, stages=1):
         from dray.integrations.vllm import DrayEngine
-        place = argparse.Namespace(data_parallel_size=1, rank=0, world_size=1)
+        place = argparse.Namespace(data_parallel_size=1, rank=rank, world_size=stages, pipeline_parallel_size=stages)
         self.model, self.versions = model, []
         self.engine = DrayEngine(None, argparse.Namespace(parallel_config=place, model_config=None, instance_id=name),
                                  torch.device("cpu"), model)

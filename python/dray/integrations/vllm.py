@@ -21,6 +21,7 @@ UPSTREAM = Upstream(
         (f"{_RELOAD}.layerwise", "finalize_layerwise_processing"): ["model", "model_config"],
         (f"{_RELOAD}.layerwise", "_layerwise_process"): ["layer", "info"],
         (f"{_RELOAD}.layerwise", "is_deferred_attention_layer"): ["layer"],
+        ("vllm.distributed.parallel_state", "get_pp_group"): [],
         (f"{_RELOAD}.meta", "materialize_layer"): ["layer", "info"],
         (_BASE, "WeightTransferEngine.set_weight_update_target"): ["self", "model", "model_config"],
         ("vllm.distributed.weight_transfer.clients", "HTTPVLLMWeightSyncClient._post"): ["self", "path", "json"],

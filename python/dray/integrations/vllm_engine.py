@@ -5,12 +5,14 @@ import logging
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from .vllm import UPSTREAM
 
 UPSTREAM.check()
 
 from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo)
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
@@ -22,6 +24,7 @@ from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from .rank import Handshake, Rank
 
 _log = logging.getLogger("vllm.dray")
+_DONE, _AGAIN, _FAILED = range(3)  # what became of an update, the worst last
 
 
 @dataclass
@@ -196,11 +199,26 @@ class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
         if rank is None:
             what = "with draft=True " if self._is_draft() else ""
             raise RuntimeError(f'weight transfer backend "dray": init_weight_transfer_engine is to be called {what}first')
+        outcome, failure = _DONE, None
         try:
             rank.update(update_info.version, update_info.newer)
         except PastLoaders as found:
-            _log.info("dray: %s: once more, with memory for these", found)
+            outcome, failure = _AGAIN, found
+        except Exception as found:
+            outcome, failure = _FAILED, found
+        if self._worst_of_stages(outcome) == _AGAIN:
+            _log.info("dray: %s: once more, with memory for these", failure or "another stage has lost weights")
             rank.update(update_info.version, update_info.newer)
+        elif failure is not None:
+            raise failure
+
+    def _worst_of_stages(self, outcome):
+        """What became of the update on any pipeline stage: each has other modules, and all of them update, or none."""
+        if self.parallel_config.pipeline_parallel_size == 1:
+            return outcome
+        worst = torch.tensor([outcome])
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=get_pp_group().cpu_group)
+        return int(worst)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do: an update is whole, or raised."""
