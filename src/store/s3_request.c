@@ -281,11 +281,16 @@ static int on_seek(void *user, int64_t offset, int origin)
     return 0;
 }
 
+static bool is_given_up(const atomic_bool *stop)
+{
+    return (stop && atomic_load(stop)) || dray__store_is_late();
+}
+
 static int on_progress(void *user, int64_t a, int64_t b, int64_t c, int64_t d)
 {
     const exchange *e = user;
     (void)a, (void)b, (void)c, (void)d;
-    return e->request->stop && atomic_load(e->request->stop);
+    return is_given_up(e->request->stop);
 }
 
 static bool body_sum(const dray__s3_request *r, char out[65])
@@ -438,6 +443,9 @@ static int refused(const exchange *e, int code, const char *problem, dray_error 
 {
     const dray__s3_place *p = e->request->place;
     const char *why = e->message[0] ? e->message : "";
+    if (code == DRAY__CURLE_ABORTED_BY_CALLBACK && dray__store_is_late())
+        return dray__fail(error, DRAY_ETIMEDOUT, "s3://%s/%.200s: no whole answer by the deadline",
+                          p->bucket, p->key);
     if (code == DRAY__CURLE_ABORTED_BY_CALLBACK)
         return dray__fail(error, DRAY_ECANCELED, "s3://%s/%.200s: given up", p->bucket, p->key);
     if (code == DRAY__CURLE_OUT_OF_MEMORY || e->no_memory)
@@ -478,7 +486,7 @@ static int refused(const exchange *e, int code, const char *problem, dray_error 
 static void pause_before(unsigned attempt, const atomic_bool *stop)
 {
     int64_t until = dray__deadline((INT64_C(50) << attempt) * DRAY__MILLISECOND);
-    while (dray__left(until) && !(stop && atomic_load(stop))) {
+    while (dray__left(until) && !is_given_up(stop)) {
         struct timespec step = {.tv_nsec = 10 * DRAY__MILLISECOND};
         nanosleep(&step, NULL);
     }

@@ -1,6 +1,7 @@
 /* The list of stores, and the code that all of them share. */
 #include "store/store.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #include <inttypes.h>
@@ -16,6 +17,18 @@ const dray__store *dray__store_of(const char *path)
         if (strncmp(path, stores[i]->scheme, strlen(stores[i]->scheme)) == 0)
             return stores[i];
     return &dray__store_files;
+}
+
+static _Thread_local int64_t until;
+
+void dray__store_until(int64_t deadline_ns)
+{
+    until = deadline_ns;
+}
+
+bool dray__store_is_late(void)
+{
+    return until && !dray__left(until);
 }
 
 int dray__store_text(const char *path, size_t most, char **text, size_t *size, dray_error *error)

@@ -10,9 +10,11 @@ import datetime
 import hashlib
 import hmac
 import http.server
+import itertools
 import re
 import socket
 import threading
+import time
 import urllib.parse
 from xml.sax.saxutils import escape
 
@@ -189,6 +191,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if fault == "short":  # a whole answer, of fewer bytes than were asked for
             data = data[:len(data) // 2]
         headers["Content-Length"] = str(len(data))
+        if fault == "drip":  # three bytes a second, until the client has left
+            self.answer(status, b"", headers)
+            for byte in itertools.cycle(data):
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.3)
         if fault == "truncate":  # and the connection ends
             self.answer(status, data[:len(data) // 2], headers, "application/octet-stream")
             return self.cut()
@@ -275,7 +282,7 @@ class Server:
 
     def wrong(self, do, method="GET", key="", times=1, query=None):
         """The next `times` requests of this method for keys with `key` in them (and this name in the query) get the fault:
-        503, 500, cut, truncate, short, shifted, unmatched (If-Match is not seen), wrong, stale, InternalError or "" (with status
+        503, 500, cut, drip, truncate, short, shifted, unmatched (If-Match is not seen), wrong, stale, InternalError or "" (with status
         200, in place of a completed upload), or what a function returns."""
         self.faults.append([method, key, query, do, times])
 

@@ -341,6 +341,24 @@ def test_slow():
     assert again.is_set()
 
 
+def test_update_from_a_slow_server():
+    """An update ends at its deadline, although a server sends some bytes a second: of the manifest, or of the weights."""
+    bucket()
+    with coordinator():
+        tensors = state()
+        checkpoint.save(FOLDER, 1, tensors)
+        path = checkpoint.latest(FOLDER)[1]
+        blocks = {name: np.zeros_like(value) for name, value in tensors.items()}
+        with Context(role="engine") as context, Subscriber(blocks, context=context) as subscriber:
+            for key in ("objects.json", "model.safetensors"):
+                server.wrong("drip", key=key)
+                begun = time.monotonic()
+                refused(dray.DrayTimeout, "deadline", subscriber.update, mode="disk", path=path, path_version=1, timeout=2)
+                assert server.pending() == 0 and time.monotonic() - begun < 15, (key, time.monotonic() - begun)
+            subscriber.update(mode="disk", path=path, path_version=1)
+            assert all(np.array_equal(blocks[name], tensors[name]) for name in tensors)
+
+
 def test_forked_while_fetching():
     """A process that is forked while a thread waits for a block fetches the block itself."""
     bucket()

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "memory/cuda_memory.h"
+#include "store/store.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/sources/upload.h"
 #include "weights/transfer/transfer.h"
@@ -683,8 +684,10 @@ int dray_update_poll(dray_subscriber *s, dray_error *error)
     if (!s || s->phase == PHASE_IDLE)
         return dray__fail(error, DRAY_EINVALID, "no update was started");
     int rc = DRAY_OK;
+    dray__store_until(s->deadline_ns);
     while (rc == DRAY_OK && s->phase != PHASE_DONE)
         rc = phases[s->phase](s);
+    dray__store_until(0);
     bool can_move = s->phase == PHASE_MOVE && (s->refills ? dray__now() >= s->refill_due_ns
                                                           : !dray__transfer_waits(s->transfer));
     dray__subscriber_signal(s, can_move || s->phase == PHASE_DONE);
