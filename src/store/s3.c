@@ -104,7 +104,7 @@ static int s3_open(const char *path, dray__store_file *out, dray_error *error)
     if (!rc)
         rc = find_object(o, error);
     if (!rc && asprintf(&identity, "%s\n%s\n%s\n%016" PRIx64, o->place.bucket, o->place.key,
-                        o->etag, o->manifest ? o->manifest->sum : 0) < 0)
+                        o->etag, o->manifest ? o->manifest->sum : o->place.server) < 0)
         rc = dray__nomem(error);
     if (rc) {
         if (o)

@@ -28,6 +28,7 @@ enum { DRAY__S3_BLOCK = 4 << 20, DRAY__S3_TEXT_MAX = 256 << 20 };
 /* "s3://bucket/a/key", without double slashes and slashes at the end. */
 typedef struct dray__s3_place {
     char bucket[64], key[1200];
+    uint64_t server; /* that the environment names, by dray__s3_server */
 } dray__s3_place;
 
 int dray__s3_parse(const char *path, dray__s3_place *out, dray_error *error);
@@ -67,6 +68,8 @@ typedef struct dray__s3_request {
  * DRAY_EPERM when the server refused the keys, DRAY_ESTALE when the object is not `etag` any more,
  * DRAY_ECANCELED on stop, or DRAY_ESYS for other failures. */
 int dray__s3_do(dray__s3_request *request, dray_error *error);
+/* Returns a number that tells the servers apart whose buckets may have the same names. */
+uint64_t dray__s3_server(void);
 /* Gets the first text between <tag> and </tag> from *at on, before `end`, with entities decoded,
  * and moves *at past it. Returns false when there is none, or no room for it. */
 bool dray__s3_tag(const char **at, const char *end, const char *tag, char *out, size_t room);

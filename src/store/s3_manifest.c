@@ -68,7 +68,8 @@ void dray__s3_manifest_put(dray__s3_manifest *m)
 
 static bool is_place(const dray__s3_place *a, const dray__s3_place *b)
 {
-    return strcmp(a->bucket, b->bucket) == 0 && strcmp(a->key, b->key) == 0;
+    return a->server == b->server && strcmp(a->bucket, b->bucket) == 0 &&
+           strcmp(a->key, b->key) == 0;
 }
 
 void dray__s3_manifest_forget(const dray__s3_place *step)

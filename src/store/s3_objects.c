@@ -11,7 +11,7 @@ int dray__s3_parse(const char *path, dray__s3_place *out, dray_error *error)
 {
     const char *at = path + strlen(dray__store_s3.scheme);
     size_t bucket = strcspn(at, "/"), n = 0;
-    *out = (dray__s3_place){{0}, {0}};
+    *out = (dray__s3_place){.server = dray__s3_server()};
     /* https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html */
     if (bucket < 3 || bucket >= sizeof out->bucket ||
         strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789.-") < bucket)

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "store/curl.h"
 
 #include <inttypes.h>
@@ -38,13 +39,23 @@ static const char *variable(const char *name)
     return value && *value ? value : NULL;
 }
 
+static const char *endpoint(void)
+{
+    const char *own = variable("AWS_ENDPOINT_URL_S3");
+    return own ? own : variable("AWS_ENDPOINT_URL");
+}
+
+/* Amazon's regions are one server: a bucket's name is given once for all of them. */
+uint64_t dray__s3_server(void)
+{
+    const char *named = endpoint();
+    return named ? dray__hash(named, strlen(named)) : 0;
+}
+
 static int read_account(const dray__s3_place *place, account *out, dray_error *error)
 {
     *out = (account){variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"),
-                     variable("AWS_SESSION_TOKEN"), variable("AWS_REGION"),
-                     variable("AWS_ENDPOINT_URL_S3")};
-    if (!out->endpoint)
-        out->endpoint = variable("AWS_ENDPOINT_URL");
+                     variable("AWS_SESSION_TOKEN"), variable("AWS_REGION"), endpoint()};
     if (!out->region)
         out->region = variable("AWS_DEFAULT_REGION");
     if (!out->key || !out->secret)

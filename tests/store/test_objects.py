@@ -275,6 +275,26 @@ def test_one_after_the_other():
     refused(dray.DrayError, "no such", checkpoint.load, f"{FOLDER}/step-000003", first)
 
 
+def test_two_servers():
+    """A bucket of the same name at another server is another bucket, also for what the process and its machine keep. Objects
+    of another writer have one ETag at both, as servers may choose any."""
+    bucket()
+    first, second = state(1000), state(1000)
+    with s3.Server(server.keys) as other:
+        other.buckets["models"] = {}
+        for at, tensors in ((server, first), (other, second)):
+            os.environ["AWS_ENDPOINT_URL"] = at.address
+            checkpoint.save(FOLDER, 1, tensors)
+            written = at.buckets["models"]["runs/one/step-000001/model.safetensors"]
+            at.buckets["models"]["elsewhere/model.safetensors"] = foreign = at.object(written.data)
+            foreign.etag = '"1"'
+        for at, tensors in ((server, first), (other, second), (server, first)):
+            os.environ["AWS_ENDPOINT_URL"] = at.address
+            for path in (f"{FOLDER}/step-000001", "s3://models/elsewhere"):
+                assert is_same(path, tensors), (path, at is other)
+    os.environ["AWS_ENDPOINT_URL"] = server.address
+
+
 def test_names_of_removed_steps():
     """A number whose step was removed gets another name, because readers keep what they fetched by a version's name."""
     bucket()
