@@ -129,17 +129,35 @@ static void list_remove(dray__channel *channel)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* Makes one attempt to connect. The channel, which is in the list, always has the socket, so that
+ * no forked child keeps a copy of it. */
+static int connect_once(dray__channel *channel, const dray__address *address, int64_t deadline_ns,
+                        dray_error *error)
+{
+    pthread_mutex_lock(&list_lock);
+    int status = dray__address_socket(address, channel->address, &channel->fd, error);
+    pthread_mutex_unlock(&list_lock);
+    if (status)
+        return status;
+    status = dray__address_connect_on(channel->fd, address, channel->address, deadline_ns, error);
+    if (status) {
+        pthread_mutex_lock(&list_lock);
+        dray__close_fds(&channel->fd, 1);
+        pthread_mutex_unlock(&list_lock);
+    }
+    return status;
+}
+
 /* Connects, and tries again while no server listens, because servers and clients start in any
  * order. With `known` it fails at once: the server was there before, so it is gone. */
-static int connect_until(const char *text, bool known, int64_t deadline_ns, int *out,
-                         dray_error *error)
+static int connect_until(dray__channel *channel, bool known, int64_t deadline_ns, dray_error *error)
 {
     dray__address address;
-    int status = dray__address_parse(text, &address, error);
+    int status = dray__address_parse(channel->address, &address, error);
     if (status)
         return status;
     for (int pause_ms = 1;; pause_ms = pause_ms < RETRY_MS ? 2 * pause_ms : RETRY_MS) {
-        status = dray__address_connect(&address, text, deadline_ns, out, error);
+        status = connect_once(channel, &address, deadline_ns, error);
         int left = dray__left_ms(deadline_ns);
         if ((status != DRAY_ECLOSED || known) && status != DRAY_ETIMEDOUT)
             return status;
@@ -183,9 +201,9 @@ static int new_channel(const char *address, bool known, int64_t deadline_ns, dra
     channel->pid = getpid();
     channel->timeout_ns = 60 * DRAY__SECOND;
     channel->address = strdup(address);
-    int status = channel->address ? connect_until(address, known, deadline_ns, &channel->fd, error)
-                                  : dray__nomem(error);
     list_add(channel);
+    int status =
+        channel->address ? connect_until(channel, known, deadline_ns, error) : dray__nomem(error);
     if (!status)
         status = secure(channel, deadline_ns, error);
     if (status)

@@ -144,7 +144,8 @@ void dray__address_keep(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lease_ms, sizeof lease_ms);
 }
 
-static int make_socket(const dray__address *address, const char *text, int *out, dray_error *error)
+int dray__address_socket(const dray__address *address, const char *text, int *out,
+                         dray_error *error)
 {
     int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -222,7 +223,7 @@ int dray__address_listen(const dray__address *address, const char *text, dray__b
                          void *user, int *out, dray_error *error)
 {
     int fd = -1, lock = -1;
-    int status = make_socket(address, text, &fd, error);
+    int status = dray__address_socket(address, text, &fd, error);
     if (status)
         return status;
     if (address->local) {
@@ -281,7 +282,7 @@ static int finish_connect(int fd, int64_t deadline_ns)
 int dray__address_begin(const dray__address *address, const char *text, int *out, dray_error *error)
 {
     int fd = -1;
-    int status = make_socket(address, text, &fd, error);
+    int status = dray__address_socket(address, text, &fd, error);
     if (status)
         return status;
     if (connect(fd, (const struct sockaddr *)&address->socket, address->size) < 0 &&
@@ -294,24 +295,17 @@ int dray__address_begin(const dray__address *address, const char *text, int *out
     return DRAY_OK;
 }
 
-int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,
-                          int *out, dray_error *error)
+int dray__address_connect_on(int fd, const dray__address *address, const char *text,
+                             int64_t deadline_ns, dray_error *error)
 {
-    int fd = -1;
-    int status = make_socket(address, text, &fd, error);
-    if (status)
-        return status;
     int code = 0;
     if (connect(fd, (const struct sockaddr *)&address->socket, address->size) < 0)
         code = errno == EINTR ? EINPROGRESS : errno;
     if (code == EINPROGRESS)
         code = finish_connect(fd, deadline_ns);
     bool other = !code && address->local && foreign(fd);
-    if (!code && !other) {
-        *out = fd;
+    if (!code && !other)
         return DRAY_OK;
-    }
-    close(fd);
     if (other)
         return dray__fail(error, DRAY_EPERM, "%s: another user listens there", text);
     if (code == ENOENT || code == ECONNREFUSED || code == ECONNRESET)
@@ -322,4 +316,19 @@ int dray__address_connect(const dray__address *address, const char *text, int64_
     if (code == ETIMEDOUT || code == EAGAIN) /* EAGAIN means that a Unix socket's backlog is full */
         return dray__fail(error, DRAY_ETIMEDOUT, "%s: does not accept connections", text);
     return dray__fail_errno(error, code, "connecting to %s", text);
+}
+
+int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,
+                          int *out, dray_error *error)
+{
+    int fd = -1;
+    int status = dray__address_socket(address, text, &fd, error);
+    if (status)
+        return status;
+    status = dray__address_connect_on(fd, address, text, deadline_ns, error);
+    if (status)
+        close(fd);
+    else
+        *out = fd;
+    return status;
 }

@@ -48,3 +48,9 @@ bool dray__address_met_itself(int fd);
  * Unix socket at which another user listens. */
 int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,
                           int *out, dray_error *error);
+/* The same in two steps, for a caller who must know the socket while it connects. The caller closes
+ * it, also when connecting fails. */
+int dray__address_socket(const dray__address *address, const char *text, int *out,
+                         dray_error *error);
+int dray__address_connect_on(int fd, const dray__address *address, const char *text,
+                             int64_t deadline_ns, dray_error *error);

@@ -1,0 +1,73 @@
+/* A fork beside a thread that connects. */
+#include "base/clock.h"
+#include "suite.h"
+
+#include <arpa/inet.h>
+#include <dray/dray.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int count_sockets(void)
+{
+    int count = 0;
+    struct stat st;
+    for (int fd = 0; fd < 256; fd++)
+        count += fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode);
+    return count;
+}
+
+static void *open_in_vain(void *user)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = user;
+    options.timeout_ns = 3 * DRAY__SECOND;
+    dray_context *context = NULL;
+    int rc = dray_open(&options, &context, NULL);
+    dray_close(context);
+    return (void *)(intptr_t)rc;
+}
+
+/* A child that is forked while another thread connects has no copy of that thread's socket, which
+ * would hide its parent's death. */
+TEST(test_fork_while_connecting)
+{
+    enum { CALLERS = 4 };
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof to;
+    int callers[CALLERS], listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&to, sizeof to), 0);
+    assert_int_equal(listen(listener, 0), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&to, &size), 0);
+    for (int i = 0; i < CALLERS; i++) { /* the listener takes no more, and never accepts one */
+        callers[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        connect(callers[i], (struct sockaddr *)&to, sizeof to);
+    }
+    char address[64];
+    snprintf(address, sizeof address, "tcp:127.0.0.1:%d", ntohs(to.sin_port));
+    int before = count_sockets(), status = 0;
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, open_in_vain, address), 0);
+    for (int i = 0; i < 1000 && count_sockets() == before; i++)
+        poll(NULL, 0, 1);
+    assert_int_equal(count_sockets(), before + 1);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(count_sockets() == before ? 0 : 1);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    void *rc;
+    pthread_join(thread, &rc);
+    assert_int_equal((intptr_t)rc, DRAY_ETIMEDOUT);
+    assert_int_equal(count_sockets(), before);
+    for (int i = 0; i < CALLERS; i++)
+        close(callers[i]);
+    close(listener);
+}
+
+SUITE(NULL, NULL)
