@@ -3,9 +3,11 @@ driver's steps, trainers and engines of one event loop. With verl itself: tests/
 import abc
 import asyncio
 import concurrent.futures
+import importlib.util
 import os
 import pickle
 import sys
+import tempfile
 import types
 
 from begin import needs, rng
@@ -216,5 +218,21 @@ async def story():
         await update(trainers, engines, step)
 
 
+def behind_an_import():
+    """What is done behind the import of a module is done once, also when somebody has only looked for it before."""
+    called = []
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "engines_of_verl.py"), "w", encoding="utf-8") as file:
+            file.write("here = True\n")
+        sys.path.insert(0, folder)
+        plugin._After("engines_of_verl", lambda: called.append(sys.modules["engines_of_verl"].here))
+        for _ in range(2):
+            assert importlib.util.find_spec("engines_of_verl") is not None and not called
+        importlib.reload(importlib.import_module("engines_of_verl"))
+        assert called == [True], called
+        sys.path.remove(folder)
+
+
+behind_an_import()
 with dray.serve():
     asyncio.run(story())

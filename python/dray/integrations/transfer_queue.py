@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.util
 import sys
 
-from .upstream import Upstream
+from .upstream import Upstream, spec_of_others
 
 NAME = "Dray"
 TRIED = "0.1.11"  # the version of TransferQueue that this was tried with
@@ -36,10 +35,9 @@ class _Behind(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Registers the backend behind the import of transfer_queue, which this process may never need."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "transfer_queue" or self not in sys.meta_path:
+        if name != "transfer_queue":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = spec_of_others(self, name, path, target)
         if spec is not None:
             self._loader, spec.loader = spec.loader, self
         return spec
@@ -50,6 +48,8 @@ class _Behind(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
+        if self in sys.meta_path:  # until here: who only asks whether the module is there imports nothing
+            sys.meta_path.remove(self)
         register()
 
 

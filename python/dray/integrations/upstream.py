@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Mapping, NamedTuple
 
 
@@ -41,6 +42,16 @@ class Upstream(NamedTuple):
             here = getattr(importlib.import_module(self.package), "__version__", "of no version")
             raise RuntimeError(f"dray's plug-in was tried with {self.name} {self.tried}, and {self.name} {here} differs "
                                f"from that: {'; '.join(found)}")
+
+
+def spec_of_others(finder, name, path, target):
+    """The module's spec as the other finders of sys.meta_path have it; None: they have none."""
+    for other in sys.meta_path:
+        if other is not finder and hasattr(other, "find_spec"):
+            spec = other.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+    return None
 
 
 def _at(module, path):

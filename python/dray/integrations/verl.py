@@ -7,7 +7,6 @@ worker has seen (build_topology)."""
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import os
 import sys
 import weakref
@@ -15,7 +14,7 @@ from typing import Any, AsyncGenerator, Optional
 
 from .. import weights as _w
 from .synchronised import Shards, Synchronisation, Synchronised
-from .upstream import Upstream
+from .upstream import Upstream, spec_of_others
 
 _BASE = "verl.checkpoint_engine.base"
 UPSTREAM = Upstream(
@@ -133,14 +132,15 @@ class _After(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = spec_of_others(self, name, path, target)
         if spec is not None:
             execute = spec.loader.exec_module
 
-            def exec_module(module):
+            def exec_module(module):  # who only asks whether the module is there imports nothing
                 execute(module)
-                self._call()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._call()
             spec.loader.exec_module = exec_module
         return spec
 
