@@ -238,8 +238,10 @@ int dray__address_listen(const dray__address *address, const char *text, dray__b
         status = bound(user, fd, error);
     if (!status && listen(fd, BACKLOG) < 0)
         status = dray__fail_errno(error, errno, "listening at %s", text);
-    if (lock >= 0)
+    if (lock >= 0) {
+        flock(lock, LOCK_UN); /* a process that was forked meanwhile has the descriptor, too */
         close(lock);
+    }
     if (status)
         close(fd);
     else

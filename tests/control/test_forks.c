@@ -1,5 +1,6 @@
-/* A fork beside a thread that connects. */
+/* Forks beside a thread that connects, and while a server begins to listen. */
 #include "base/clock.h"
+#include "net/address.h"
 #include "suite.h"
 
 #include <arpa/inet.h>
@@ -7,7 +8,10 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -68,6 +72,45 @@ TEST(test_fork_while_connecting)
     for (int i = 0; i < CALLERS; i++)
         close(callers[i]);
     close(listener);
+}
+
+static int fork_here(void *user, int fd, dray_error *error)
+{
+    (void)fd, (void)error;
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pause();
+        _exit(0);
+    }
+    *(pid_t *)user = child;
+    return DRAY_OK;
+}
+
+/* A child that was forked while the folder was locked does not keep it locked. */
+TEST(test_fork_while_listening)
+{
+    char folder[] = "/tmp/dray-forks-XXXXXX", text[80];
+    pid_t child = 0;
+    int fds[2];
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < 2; i++) {
+        dray__address address;
+        snprintf(text, sizeof text, "unix:%s/%d", folder, i);
+        assert_int_equal(dray__address_parse(text, &address, NULL), 0);
+        int64_t begin = dray__now();
+        assert_int_equal(
+            dray__address_listen(&address, text, i ? NULL : fork_here, &child, &fds[i], NULL), 0);
+        assert_true(dray__now() - begin < 4 * DRAY__SECOND);
+    }
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    for (int i = 0; i < 2; i++) {
+        close(fds[i]);
+        snprintf(text, sizeof text, "%s/%d", folder, i);
+        assert_int_equal(unlink(text), 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
 }
 
 SUITE(NULL, NULL)
