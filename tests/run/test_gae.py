@@ -43,6 +43,38 @@ check(checkpoint(folder, last).is_dir() and critic(folder, last).is_dir(), f"sto
 check(run(folder, resume=True).returncode == 0, "stopped, resumed")
 check(lasting(whole) == lasting(folder), "stopped and resumed: metrics")
 
+# The policy's trainer is asked to leave while it waits for the value model's checkpoint, as by a host that leaves the
+# run: it still writes its own checkpoint, and ends.
+folder = work / "left"
+process = start(folder, fault="critic:0:in_checkpoint:2:stop", job=gae_file)
+halted, patience = [], time.monotonic() + PATIENCE / 2
+while not halted and time.monotonic() < patience:
+    time.sleep(0.05)
+    halted = [pid for pid, _ in processes_of(folder) if state_of(pid) == "T"]
+check(halted, "the value model's checkpoint of step 2 is not begun")
+trainers = [pid for pid, line in processes_of(folder) if line.endswith("role trainer")]
+awaited = False
+while not awaited and time.monotonic() < patience:
+    time.sleep(0.05)
+    awaited = any(row["step"] == 2 for row in rows(folder))
+time.sleep(0.3)
+for pid in trainers:
+    os.kill(pid, signal.SIGTERM)
+time.sleep(0.3)
+for pid in halted:
+    os.kill(pid, signal.SIGCONT)
+while any(state_of(pid) not in ("", "Z") for pid in trainers) and time.monotonic() < patience:
+    time.sleep(0.05)
+left = [pid for pid in trainers if state_of(pid) not in ("", "Z")]
+check(len(trainers) == 2 and not left, f"of the trainers {trainers} {left} have not left")
+for pid in left:
+    os.kill(pid, signal.SIGKILL)
+out, err = process.communicate(timeout=PATIENCE)
+check("trainer rank" in err and "exited with status 0 before the queue's end" in err, f"left: {err}")
+check(checkpoint(folder, 2).is_dir(), "the trainer that left wrote no checkpoint of step 2")
+check(run(folder, resume=True).returncode == 0, "left, resumed")
+check_same_models(whole, folder, "left and resumed")
+
 # Another role subscribes to the value model: its versions are what the checkpoints have.
 WATCHER = """
 import json, os, signal

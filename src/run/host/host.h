@@ -78,8 +78,9 @@ typedef struct dray__program_kind {
     /* For tasks that keep batches. `busy` returns true when there are any. `turn` does a piece of
      * the work on all of them, on all ranks. The loop claims more between two calls of `turn`. NULL
      * when no task keeps batches. `decide`, on rank 0, returns a number that the other ranks cannot
-     * know, or -1. `turn` gets that number on all ranks. It gets TURN_LAST when the run was stopped
-     * and the work under way is not needed. */
+     * know, or -1. `turn` gets that number on all ranks. It gets TURN_LAST when no more batches
+     * will come, and ends or drops the work under way: the loop calls it with nothing else until
+     * `busy` returns false. */
     bool (*busy)(const dray__host *host);
     int64_t (*decide)(dray__host *host);
     int (*turn)(dray__host *host, int64_t decision, dray_error *error);

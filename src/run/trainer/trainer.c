@@ -202,11 +202,22 @@ static int64_t trainer_decide(dray__host *host)
     return -1;
 }
 
+/* A process that leaves asks nobody any more what is awaited. A checkpoint of the policy, which
+ * waits for the value model's, is then written by trainer_finish. */
+static void stop_waiting(dray__learner *self)
+{
+    if (self->what == &dray__learned_policy)
+        self->saved = -1;
+    self->then = NULL;
+}
+
 static int trainer_turn(dray__host *host, int64_t decision, dray_error *error)
 {
     dray__learner *self = host->state;
     int (*then)(dray__host *, dray_error *) = self->then;
     int rc = dray__turn_end(host, error); /* the other trainer may need the device */
+    if (!rc && then && decision == DRAY__TURN_LAST)
+        stop_waiting(self);
     if (rc || decision != 1 || !then)
         return rc;
     self->then = NULL;
