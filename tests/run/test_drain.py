@@ -1,5 +1,6 @@
 """A drain that waits for the longest response (verl #6090): with update: in_flight an engine takes new weights
-while a response goes on that is far longer than the others, and a run that is stopped does not wait for it."""
+while a response goes on that is far longer than the others, and a run that is stopped does not wait for it. With update:
+boundary an engine that is asked to leave while it waits leaves."""
 from jobs import *
 
 TOKEN, LONGEST = 5e-3, 300
@@ -44,5 +45,31 @@ for now, event in seen(process):
 out, err = process.communicate(timeout=PATIENCE)
 took = time.monotonic() - last
 check(process.returncode == 130 and took < TOKEN * LONGEST, f"stopped {took:.2f} s after the last step: {err}")
+check_nothing_left(folder)
+
+# New weights have come and wait for the responses that are under way, which fill all slots, as SIGTERM comes.
+folder = work / "asked"
+process = start(folder, *JOB, "--set", "steps=1000", "--set", "update=boundary", "--set", "rollout.micro_batch=2",
+                json_lines=True)
+asked = []
+for _, event in seen(process):
+    if event["event"] != "step" or event["step"] < 3 or len(asked) == 4:
+        continue
+    time.sleep(0.03 * len(asked))
+    engines = [pid for pid, line in processes_of(folder) if line.endswith("role engine")]
+    for pid in engines:
+        os.kill(pid, signal.SIGTERM)
+    patience = time.monotonic() + PATIENCE / 8
+    while any(state_of(pid) not in ("", "Z") for pid in engines) and time.monotonic() < patience:
+        time.sleep(0.01)
+    left = [pid for pid in engines if state_of(pid) not in ("", "Z")]
+    check(engines and not left, f"step {event['step']}: asked to leave, {left} of {engines} did not")
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    asked.append(engines)
+    if left or len(asked) == 4:
+        process.send_signal(signal.SIGINT)
+out, err = process.communicate(timeout=PATIENCE)
+check(process.returncode == 130 and len(asked) > 1, f"asked to leave {asked}: status {process.returncode}: {err}")
 check_nothing_left(folder)
 finish()

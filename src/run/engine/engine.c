@@ -142,8 +142,10 @@ static int64_t engine_decide(dray__host *host)
 static int engine_turn(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
-    if (version == DRAY__TURN_LAST)
+    if (version == DRAY__TURN_LAST) {
+        self->due = false; /* nothing is made by newer weights any more */
         return dray__rollout_cut(self->rollout, error);
+    }
     int rc = version < 0 ? DRAY_OK : change_version(host, version, error);
     if (!rc && version >= 0)
         rc = dray__turn_begin(host, -1, error);
