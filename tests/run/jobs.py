@@ -132,6 +132,22 @@ def check_nothing_left(folder, sockets=True):
         check(not list(pathlib.Path(folder).glob("*.socket")), f"sockets left in {folder}")
 
 
+def leave(folder, *arguments, fault, **options):
+    """A run that stops at the fault's point (its action is "stop"), where the trainer's processes are asked to leave."""
+    process = start(folder, *arguments, fault=fault, **options)
+    halted, patience = [], time.monotonic() + PATIENCE / 4
+    while not halted and process.poll() is None and time.monotonic() < patience:
+        time.sleep(0.05)
+        halted = [pid for pid, _ in processes_of(folder) if state_of(pid) == "T"]
+    for pid in [pid for pid, line in processes_of(folder) if line.endswith("role trainer")]:
+        os.kill(pid, signal.SIGTERM)
+    for pid in halted:
+        os.kill(pid, signal.SIGCONT)
+    out, err = process.communicate(timeout=PATIENCE)
+    check(halted and "exited with status 0 before the queue's end" in err, f"left at {fault}: {halted}: {err}")
+    check_nothing_left(folder)
+
+
 def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

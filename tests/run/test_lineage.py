@@ -37,6 +37,17 @@ for schedule, setting in SCHEDULES.items():
             # A burst beyond the bound after recovery (AReaL #1345).
             check_bound(folder, what, bounds)
 
+    # The trainer is asked to leave when samples of a step are trained, of which no checkpoint knows then.
+    folder, what = work / f"{schedule}-left", f"{schedule}, left"
+    os.environ.update(begin_record(folder))
+    leave(folder, *DATA, *setting, "--set", "queue.durability=journal", "--set", "actor.optimiser_steps=1",
+          fault="trainer:0:after_backward:4:stop")
+    del os.environ["DRAY_RECORD"]
+    check_lineage(folder, what, bounds)
+    done = recorded(folder, resume=True)
+    check(done.returncode == 0, f"{what}, resumed: {done.stderr}")
+    check_lineage(folder, f"{what}, resumed", bounds)
+
     # A queue that has the prompts of all steps when none is trained, twice.
     folder, what = work / f"{schedule}-twice", f"{schedule}, twice"
     done = recorded(folder, *DATA, *setting, "--set", "queue.durability=journal", "--set", "checkpoint.every=6",

@@ -140,14 +140,15 @@ static int trainer_open(dray__host *host, dray_error *error)
     return rc ? rc : dray__learner_publish(host, error);
 }
 
-/* Writes a checkpoint when the run ends, or is asked to end. A process that leaves in a step that
- * has changed the parameters writes none, because they are those of no step. */
+/* Writes a checkpoint when the run ends, or is asked to end. A process that leaves in the middle of
+ * a step writes none: the queue counts samples as trained, and the parameters may have changed, of
+ * which the step before knows nothing. */
 static int trainer_finish(dray__host *host, dray_error *error)
 {
     const dray__learner *self = host->state;
     int64_t done = self->step - 1;
-    return self->saved == done || self->written ? DRAY_OK
-                                                : self->what->last_checkpoint(host, done, error);
+    return self->saved == done || self->rows ? DRAY_OK
+                                             : self->what->last_checkpoint(host, done, error);
 }
 
 static void trainer_close(dray__host *host)
