@@ -133,7 +133,7 @@ def check_nothing_left(folder, sockets=True):
 
 
 def leave(folder, *arguments, fault, **options):
-    """A run that stops at the fault's point (its action is "stop"), where the trainer's processes are asked to leave."""
+    """A run that stands still at the point of the fault (stop), until its trainer is asked to leave there."""
     process = start(folder, *arguments, fault=fault, **options)
     halted, patience = [], time.monotonic() + PATIENCE / 4
     while not halted and process.poll() is None and time.monotonic() < patience:

@@ -1,6 +1,6 @@
 """A drain that waits for the longest response (verl #6090): with update: in_flight an engine takes new weights
-while a response goes on that is far longer than the others, and a run that is stopped does not wait for it. With update:
-boundary an engine that is asked to leave while it waits leaves."""
+while a response goes on that is far longer than the others, and a run that is stopped does not wait for it. An engine
+whose update waits for its responses (update: boundary) leaves when it is asked to."""
 from jobs import *
 
 TOKEN, LONGEST = 5e-3, 300
