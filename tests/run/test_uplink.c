@@ -135,14 +135,12 @@ static void expect(int at, int number, const char *text)
     assert_string_equal(r.texts[at], text);
 }
 
-TEST(what_was_not_taken_is_told_again)
+static dray__uplink *joined(json_t *roles)
 {
     dray_error error;
-    dray__uplink *link;
-    dray__uplink_sight sight;
+    dray__uplink *link = NULL;
     const json_t *told;
     const char *const tokens[] = {token};
-    json_t *roles = json_object();
     const dray__uplink_options o = {.text = "",
                                     .address = f.tcp_address,
                                     .name = "h",
@@ -152,8 +150,47 @@ TEST(what_was_not_taken_is_told_again)
                                     .folder = folder,
                                     .say = say,
                                     .wait_ns = 20 * DRAY__SECOND};
+    r.count = 0;
     assert_int_equal(dray__uplink_open(&o, &link, &error), DRAY_OK);
     assert_int_equal(dray__uplink_join(link, &told, &error), DRAY_OK);
+    return link;
+}
+
+TEST(a_folder_that_cannot_be_read_for_a_while_loses_no_host)
+{
+    char logs[144], away[144];
+    dray_error error;
+    dray__uplink_sight sight;
+    json_t *roles = json_object();
+    snprintf(logs, sizeof logs, "%s/logs", folder);
+    snprintf(away, sizeof away, "%s/away", folder);
+    dray__uplink *link = joined(roles);
+    assert_int_equal(rename(logs, away), 0);
+    assert_int_equal(dray__uplink_begin(link, &error), DRAY_OK);
+    wait_for(1); /* the run hears of it once */
+    dray__uplink_say(link, "restart", "one");
+    wait_for(2);
+    assert_int_equal(rename(away, logs), 0);
+    dray__uplink_say(link, "restart", "two");
+    wait_for(3);
+    dray__uplink_look(link, &sight);
+    assert_false(sight.lost);
+    dray__uplink_leave(link, NULL, dray__deadline(10 * DRAY__SECOND));
+    dray__uplink_close(link);
+    json_decref(roles);
+    assert_non_null(strstr(r.texts[0], "/"));
+    expect(1, 2, "one");
+    expect(2, 3, "two");
+    assert_int_equal(r.count, 3);
+}
+
+TEST(what_was_not_taken_is_told_again)
+{
+    dray_error error;
+    dray__uplink_sight sight;
+    const json_t *told;
+    json_t *roles = json_object();
+    dray__uplink *link = joined(roles);
     r.refusal = DRAY_EAGAIN;
     dray__uplink_say(link, "restart", "one");
     assert_int_equal(dray__uplink_begin(link, &error), DRAY_OK);

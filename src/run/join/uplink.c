@@ -49,6 +49,7 @@ struct dray__uplink {
     dray__channel *channel;
     dray__host_files *files;
     dray__host_files_part part;
+    bool unread; /* the thread's: the files could not be read for the last pulse */
     /* The best comparison; clock_at_ns is 0 when there is none. */
     int64_t clock_ns, clock_error_ns, clock_at_ns;
     dray__worker worker; /* its lock protects the fields below */
@@ -317,6 +318,23 @@ static void note_told(dray__uplink *link, const telling *told, bool answered)
     pthread_mutex_unlock(&link->worker.lock);
 }
 
+/* Takes what is new in the files of the folder. What cannot be read now is tried at the next pulse,
+ * and the run hears of this host all the same. Returns false when there is nothing to send. */
+static bool take_files(dray__uplink *link, int64_t error_ns)
+{
+    dray_error error;
+    int rc = dray__host_files_take(link->files, link->clock_ns, error_ns, &link->part, &error);
+    if (rc && !link->unread)
+        dray__uplink_say(link, "warning", error.message);
+    link->unread = rc != DRAY_OK;
+    if (rc) {
+        json_array_clear(link->part.list);
+        link->part.size = 0;
+        link->part.more = false;
+    }
+    return !rc;
+}
+
 /* *more is true when there are more bytes to send. */
 static int pulse(dray__uplink *link, bool *more, dray_error *error)
 {
@@ -325,16 +343,15 @@ static int pulse(dray__uplink *link, bool *more, dray_error *error)
     compare_clocks(link);
     int64_t asked = dray__now();
     int64_t error_ns = link->clock_error_ns + (asked - link->clock_at_ns) / DRIFT;
-    int rc = dray__host_files_take(link->files, link->clock_ns, error_ns, &link->part, error);
-    if (rc)
-        return rc;
-    rc = ask(link, "pulse", tell(link, link->part.list, &told), &link->part,
-             dray__deadline(ANSWER_SECONDS * DRAY__SECOND), &answer, error);
+    bool taken = take_files(link, error_ns);
+    int rc = ask(link, "pulse", tell(link, link->part.list, &told), &link->part,
+                 dray__deadline(ANSWER_SECONDS * DRAY__SECOND), &answer, error);
     note_told(link, &told, rc == DRAY_OK);
     if (rc)
         return rc;
     const json_t *unkept = json_object_get(answer, "unkept"); /* what the run could not write */
-    dray__host_files_took(link->files, unkept);
+    if (taken)
+        dray__host_files_took(link->files, unkept);
     *more = link->part.more;
     pthread_mutex_lock(&link->worker.lock);
     link->sight.progress = (uint64_t)dray__json_integer(answer, "progress");
