@@ -36,14 +36,17 @@ check(len(late) > 2 and max(late.values()) < TOKEN * LONGEST / 3, f"an update wa
 # The step that is under way is made; what else is under way then is left, and nobody waits for it.
 folder = work / "stopped"
 process = start(folder, *JOB, "--set", "steps=1000", json_lines=True)
-last = None
+last, warnings = None, []
 for now, event in seen(process):
+    if event["event"] == "warning":
+        warnings.append(event["message"])
     if event["event"] == "step" and event["step"] == 3:
         process.send_signal(signal.SIGINT)
     if event["event"] == "step":
         last = now
 out, err = process.communicate(timeout=PATIENCE)
 took = time.monotonic() - last
+check(not warnings, f"stopped: {warnings}")
 check(process.returncode == 130 and took < TOKEN * LONGEST, f"stopped {took:.2f} s after the last step: {err}")
 check_nothing_left(folder)
 

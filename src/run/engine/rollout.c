@@ -348,7 +348,14 @@ static int set_outputs(const dray__rollout *self, const leaving *l, dray_error *
     return rc;
 }
 
-/* A run that is stopped clears the rows under way, because they are not needed any more. */
+/* A run that is stopped clears the rows under way, because they are not needed any more. Of cleared
+ * rows none becomes a batch of its own, so such a batch is unknown to the queue. */
+static bool was_cleared(const dray__rollout *self, const leaving *l, int rc)
+{
+    bool part = l->batch != l->c->batch;
+    return rc == DRAY_EGONE || (rc == DRAY_ESTALE && part && dray__host_queue_ended(self->host));
+}
+
 static int commit(const dray__rollout *self, const leaving *l, dray_error *error)
 {
     int rc = dray_batch_commit(l->batch, error);
@@ -357,7 +364,7 @@ static int commit(const dray__rollout *self, const leaving *l, dray_error *error
                            self->host->options.first_step);
         dray__fault_at("committed", l->c->step);
     }
-    return rc == DRAY_EGONE ? DRAY_OK : rc;
+    return was_cleared(self, l, rc) ? DRAY_OK : rc;
 }
 
 /* Splits the batch when some of its rows go on: those that leave become a batch of their own. */

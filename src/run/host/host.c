@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "control/context.h"
 #include "run/data/samples.h"
 
@@ -18,6 +19,15 @@ bool dray__host_stopping(const dray__host *host)
     char path[4096];
     dray__host_path(host, path, sizeof(path), "stop");
     return access(path, F_OK) == 0;
+}
+
+bool dray__host_queue_ended(const dray__host *host)
+{
+    json_t *status = NULL;
+    bool ended = dray__queue_state(host->queue, &status, NULL) == DRAY_OK &&
+                 dray__json_true(status, "ended");
+    json_decref(status);
+    return ended;
 }
 
 int dray__host_score(dray__host *host, dray_batch *batch, const char *column, dray__score_fn *score,

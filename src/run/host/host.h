@@ -131,3 +131,5 @@ int dray__host_wait_file(const dray__host *host, const char *path, dray_error *e
 /* Returns true when the run is to end after the current step, because its folder has a file
  * `stop`. */
 bool dray__host_stopping(const dray__host *host);
+/* Asks the queue whether it has ended. Returns false when there is no answer. */
+bool dray__host_queue_ended(const dray__host *host);

@@ -243,15 +243,6 @@ static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error 
     return rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is other work */
 }
 
-static bool queue_ended(dray_queue *queue)
-{
-    json_t *status = NULL;
-    bool ended =
-        dray__queue_state(queue, &status, NULL) == DRAY_OK && dray__json_true(status, "ended");
-    json_decref(status);
-    return ended;
-}
-
 /* Claims for any task. After a resume a partition may not exist before the driver makes it
  * again. */
 static int claim_any(loop *l, const dray_claim_options *options, uint32_t count, uint32_t *which,
@@ -264,7 +255,7 @@ static int claim_any(loop *l, const dray_claim_options *options, uint32_t count,
                DRAY_EGONE &&
            dray__now() < deadline) {
         claiming_now = 0;
-        if (queue_ended(l->host->queue))
+        if (dray__host_queue_ended(l->host))
             return DRAY_EEND;
         nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * DRAY__MILLISECOND}, NULL);
         claiming_now = 1;
@@ -277,7 +268,7 @@ static int claim_any(loop *l, const dray_claim_options *options, uint32_t count,
  * alone, or of a reference that is off. */
 static int nothing_to_claim(loop *l)
 {
-    if (queue_ended(l->host->queue))
+    if (dray__host_queue_ended(l->host))
         return DRAY_EEND;
     nanosleep(&(struct timespec){.tv_nsec = IDLE_MS * DRAY__MILLISECOND}, NULL);
     return DRAY_ETIMEDOUT;
