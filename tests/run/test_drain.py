@@ -51,7 +51,9 @@ check(process.returncode == 130 and took < TOKEN * LONGEST, f"stopped {took:.2f}
 check_nothing_left(folder)
 
 # New weights have come and wait for the responses that are under way, which fill all slots, as SIGTERM comes.
-folder = work / "asked"
+# What the engine had begun then is begun anew: newer weights do not go on with it.
+folder, record = work / "asked", work / "asked.record"
+os.environ["DRAY_RECORD"] = str(record)
 process = start(folder, *JOB, "--set", "steps=1000", "--set", "update=boundary", "--set", "rollout.micro_batch=2",
                 json_lines=True)
 asked = []
@@ -73,6 +75,10 @@ for _, event in seen(process):
     if left or len(asked) == 4:
         process.send_signal(signal.SIGINT)
 out, err = process.communicate(timeout=PATIENCE)
+trained = [row for line in map(json.loads, record.read_text().splitlines()) if line["task"] == "actor"
+           for row in line["rows"]]
+mixed = [(slot, oldest, newest) for slot, _, _, oldest, newest in trained if oldest != newest]
+check(trained and not mixed, f"of {len(trained)} samples {mixed} are of two versions")
 check(process.returncode == 130 and len(asked) > 1, f"asked to leave {asked}: status {process.returncode}: {err}")
 check_nothing_left(folder)
 finish()

@@ -139,12 +139,23 @@ static int64_t engine_decide(dray__host *host)
     return self->due && now ? ready : -1;
 }
 
+/* Returns whether another engine may go on with samples that this one has begun. Where it may have
+ * newer weights, only the samples of some jobs may be of two versions. */
+static bool may_cut(const dray__job *job)
+{
+    return dray__schedule_of(job).exact || job->update == DRAY__UPDATE_IN_FLIGHT ||
+           job->rollout.partial_tokens > 0;
+}
+
 static int engine_turn(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
     if (version == DRAY__TURN_LAST) {
         self->due = false; /* nothing is made by newer weights any more */
-        return dray__rollout_cut(self->rollout, error);
+        if (may_cut(host->job))
+            return dray__rollout_cut(self->rollout, error);
+        dray__rollout_drop(self->rollout);
+        return DRAY_OK;
     }
     int rc = version < 0 ? DRAY_OK : change_version(host, version, error);
     if (!rc && version >= 0)

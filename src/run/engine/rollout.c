@@ -416,6 +416,14 @@ static int leave(dray__rollout *self, claim *c, uint32_t count, dray_error *erro
     return rc;
 }
 
+static void leave_span(dray__rollout *self)
+{
+    if (self->entered && !self->claims) {
+        dray_trace_leave();
+        self->entered = false;
+    }
+}
+
 /* Removes the rows that are finished or, with `all`, every row. Frees claims that have no rows
  * left. */
 static int let_go(dray__rollout *self, bool all, dray_error *error)
@@ -434,10 +442,7 @@ static int let_go(dray__rollout *self, bool all, dray_error *error)
             dray_batch_free(c->batch);
         claim_free(c);
     }
-    if (self->entered && !self->claims) {
-        dray_trace_leave();
-        self->entered = false;
-    }
+    leave_span(self);
     return rc;
 }
 
@@ -461,6 +466,25 @@ int dray__rollout_drain(dray__rollout *self, dray_error *error)
 int dray__rollout_cut(dray__rollout *self, dray_error *error)
 {
     return let_go(self, true, error);
+}
+
+void dray__rollout_drop(dray__rollout *self)
+{
+    for (claim *c = self->claims, *next; c; c = next) {
+        next = c->next;
+        for (uint32_t i = 0; i < c->rows; i++) {
+            if (c->slots[i] == GONE)
+                continue;
+            if (self->calls)
+                dray__calls_leave(self->calls, c->slots[i]);
+            dray__sampler_remove(self->sampler, c->slots[i]);
+        }
+        if (self->continuous)
+            dray_batch_free(c->batch);
+        claim_free(c);
+    }
+    self->claims = NULL;
+    leave_span(self);
 }
 
 int dray__rollout_restart(dray__rollout *self, dray_error *error)

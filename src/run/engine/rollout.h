@@ -46,6 +46,9 @@ int dray__rollout_drain(dray__rollout *rollout, dray_error *error);
 /* Commits the tokens that rows under way have got so far and removes these rows. They stay open,
  * and are claimed again before new ones. For batching `continuous`. */
 int dray__rollout_cut(dray__rollout *rollout, dray_error *error);
+/* Removes all rows under way and gives them back as they were claimed. For batching
+ * `continuous`. */
+void dray__rollout_drop(dray__rollout *rollout);
 
 /* Restarts all rows under way from the state in which they were claimed. For batching
  * `continuous`. */
