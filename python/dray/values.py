@@ -156,7 +156,15 @@ class Values:
         """A list of numbers, or of lists or arrays of them, as an array."""
         if _has_mask(values):
             raise TypeError(f"column {self.name}: {_MASKED}")
-        return np.asarray(values)
+        found = np.asarray(values)
+        self._exact(found, found.dtype == np.float64 and found.size and _whole(values))
+        return found
+
+    def _exact(self, found, whole):
+        """Refuses integers of which numpy makes floats: negative ones beside some of 2^63 and more."""
+        if whole and found.dtype == np.float64:
+            raise ValueError(f"column {self.name}: integers that fit int64 or uint64 expected, found "
+                             f"{found.min():.0f} and {found.max():.0f}, of which numpy makes float64")
 
     def _text(self, values, kinds, content):
         for i, value in enumerate(values):
@@ -195,7 +203,9 @@ class Values:
                                  "dimension alone")
         self._same(rows, {i: part.dtype for i, part in filled.items() if hasattr(rows[i], "dtype")})
         join = _torch().cat if _is_torch(parts[0]) else np.concatenate
-        return join(list(filled.values())), _ends(parts)
+        joined = join(list(filled.values()))
+        self._exact(joined, all(getattr(part.dtype, "kind", "") in "iu" for part in filled.values()))
+        return joined, _ends(parts)
 
     def _array(self, i, row, first):
         if isinstance(row, (list, tuple)) and (not len(row) or isinstance(first, (list, tuple))):
@@ -245,6 +255,11 @@ def _has_mask(values):
     return any(issubclass(kind, np.ma.MaskedArray) for kind in kinds) or \
         any(issubclass(kind, (list, tuple)) for kind in kinds) and \
         any(_has_mask(value) for value in values if isinstance(value, (list, tuple)))
+
+
+def _whole(values):
+    """Whether a list, or list of lists, holds integers alone."""
+    return all(_whole(v) if isinstance(v, (list, tuple)) else isinstance(v, (int, np.integer)) for v in values)
 
 
 def _ends(parts):

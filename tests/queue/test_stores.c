@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -312,6 +313,25 @@ static void clean(const dray__stores_options *options, const asked *a)
         usleep(5000);
     assert_true(dray__stores_done(stores));
     dray__stores_free(stores);
+}
+
+TEST(a_list_that_cannot_be_read)
+{
+    queue_fixture f = {.without_keeper = true};
+    make_folder(f.journals);
+    char path[128];
+    snprintf(path, sizeof path, "%s/stores", f.journals);
+    const dray__stores_options options = {.folder = f.journals};
+    dray__stores *stores;
+    OK(dray__stores_new(&options, &stores, &error));
+    assert_int_equal(mkdir(path, 0700), 0);
+    asked a = {.listed = true, .used = 3};
+    assert_int_equal(dray__stores_clean(stores, is_used, is_listed, &a, &error), DRAY_ESYS);
+    assert_non_null(strstr(error.message, "reading the stores in "));
+    assert_int_equal(rmdir(path), 0);
+    OK(dray__stores_clean(stores, is_used, is_listed, &a, &error)); /* there is none */
+    dray__stores_free(stores);
+    assert_int_equal(rmdir(f.journals), 0);
 }
 
 TEST(they_are_given_up)

@@ -93,6 +93,8 @@ def check_lists(queue):
     masked = np.ma.array([1, 2], mask=[True, False])
     wrong((ValueError, TypeError), "mask", queue.insert, {"x": masked}, "p")
     wrong(TypeError, "row 0", queue.insert, {"x": [masked, masked]}, "p")
+    for given in ([2**63, -1], [[2**63], [-1]], [np.uint64(2**63), np.int64(-1)]):
+        wrong(ValueError, "int64 or uint64", queue.insert, {"x": given}, "p")
     for given in (list(masked), [[masked], [masked]], [[1], list(masked)], [2.0, np.ma.masked], [[[2.0]], [[np.ma.masked]]]):
         wrong(TypeError, "mask", queue.insert, {"x": given}, "p")
     assert back(["", "ab\0c"])[0] == ["", "ab\0c"]

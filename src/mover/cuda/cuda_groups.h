@@ -7,9 +7,10 @@
 #include "mover/cuda/cuda_device.h"
 #include "mover/kernels/formats.h"
 
+#define MOST_ROWS 2 /* rows that a thread has under way at once */
+
 #if defined(__CUDACC__)
 #define MOST_EIGHTS 1 /* eights of a group that one thread processes */
-#define MOST_ROWS 2
 /* Returns the largest value among the `lanes` threads of a group. All threads of a warp must call
  * it. */
 INLINE u32 lanes_most(u32 value, u32 lanes)
@@ -22,7 +23,6 @@ INLINE u32 lanes_most(u32 value, u32 lanes)
 }
 #else
 #define MOST_EIGHTS (DRAY__GPU_GROUP / 8)
-#define MOST_ROWS 2
 INLINE u32 lanes_most(u32 value, u32 lanes)
 {
     (void)lanes;
@@ -593,7 +593,7 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
                             const u32 as)
 {
     const u32 together = format == INT4_ZERO ? 8 : 1, in = size_of(from);
-    const u32 batch = !fast ? 1 : MOST_ROWS;
+    const u32 batch = fast ? MOST_ROWS : 1;
     const u32 rows = together > batch ? together : batch; /* of a thread in a turn */
     const u32 eights = (u32)q->cell[3] / 8, per = stored_of_eight(format);
     const u32 pairs = fast && in_pairs(format, from, as), scale_size = scale_bytes(format, as);

@@ -152,7 +152,8 @@ static int write_back(dray__stores *self, dray_error *error)
         row[strcspn(row, "\n")] = 0;
         keep(self, row, &text);
     }
-    int rc = dray__writer_check(&text, error);
+    int rc = ferror(file) ? dray__fail_errno(error, errno, "reading the stores in %s", self->path)
+                          : dray__writer_check(&text, error);
     if (!rc)
         rc = replace(self, text.data, text.size, error);
     fclose(file);
@@ -252,6 +253,8 @@ int dray__stores_clean(dray__stores *self, bool (*used)(void *, uint64_t),
     int rc = DRAY_OK;
     FILE *file = fopen(self->path, "re");
     store_line l;
+    if (!file && errno != ENOENT)
+        rc = dray__fail_errno(error, errno, "reading the stores in %s", self->path);
     while (file && !rc && getline(&row, &capacity, file) > 0) {
         row[strcspn(row, "\n")] = 0;
         if (!parse(row, &l) || used(user, l.number) || find(self, &l))
@@ -259,6 +262,8 @@ int dray__stores_clean(dray__stores *self, bool (*used)(void *, uint64_t),
         snprintf(kind, sizeof kind, "%.*s", (int)l.kind_size, l.kind);
         rc = add_space(self, &l, listed(user, kind, l.address), error);
     }
+    if (file && !rc && ferror(file))
+        rc = dray__fail_errno(error, errno, "reading the stores in %s", self->path);
     free(row);
     if (file)
         fclose(file);
