@@ -254,9 +254,9 @@ static void quantised(int gpu, CUdeviceptr from, CUdeviceptr to, const char *wha
     work w = {.bytes = at.bytes};
     make(&w, gpu, 0, &options);
     row(what, "bf16 -> FP8 in blocks", rate(&w), limit, 0.85);
-    options.sums = 27; /* those that an update takes */
+    options.sums = 27; /* all but those of what is read back */
     make(&w, gpu, 0, &options);
-    row(what, "bf16 -> FP8 in blocks, all sums", rate(&w), limit, 0.85);
+    row(what, "bf16 -> FP8 in blocks, sums of an update", rate(&w), limit, 0.85);
     q.kind = DRAY_TRANSFORM_DEQUANTISE;
     q.source = to, q.destination = from;
     q.source_stride[0] = columns, q.source_stride[1] = 1;

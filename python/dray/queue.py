@@ -501,7 +501,11 @@ class Queue:
                 if error.name == "EBUSY":  # another thread is in a call, which may take the answer in
                     await asyncio.sleep(0.05)
                     continue
-            fd = os.dup(self.fileno())  # another call may replace the connection, and then its number is somebody else's
+            try:  # another call may replace the connection, and then its number is somebody else's
+                fd = os.dup(self.fileno())
+            except OSError:  # it did just now
+                await asyncio.sleep(0.05)
+                continue
             loop.add_reader(fd, readable.set)
             try:  # the loop watches the connection of now, and looks for a later one by itself
                 await asyncio.wait_for(readable.wait(), 1)

@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/io.h"
+#include "base/thread.h"
+#include "store/deadline.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -121,16 +123,20 @@ static void unlock(int fd)
 }
 
 /* Takes the lock. A process that stands still with it is waited for once, and the lock is only
- * tried from then on, until it is free again. */
+ * tried from then on, until it is free again. Where others take turns with it, what is used changes
+ * meanwhile. */
 static bool take_lock(int fd)
 {
     static _Atomic bool late;
     int64_t deadline = dray__deadline(late ? 0 : LOCK_PATIENCE);
-    bool taken;
+    uint64_t before = 0, after = 0;
+    bool taken, read = pread(fd, &before, sizeof before, 0) == sizeof before;
     while (!(taken = flock(fd, LOCK_EX | LOCK_NB) == 0) && errno == EWOULDBLOCK &&
            dray__now() < deadline)
         poll(NULL, 0, 1);
-    late = !taken;
+    if (read && pread(fd, &after, sizeof after, 0) != sizeof after)
+        after = before;
+    late = !taken && before == after;
     return taken;
 }
 
@@ -188,7 +194,7 @@ typedef struct memory_block {
 } memory_block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed; /* initialised by the first reader */
 static memory_block held[IN_MEMORY];
 static uint64_t clock_of_use;
 
@@ -230,12 +236,13 @@ static void in_child(void)
     for (size_t i = 0; i < IN_MEMORY; i++)
         if (held[i].taken && !held[i].data)
             held[i] = (memory_block){0};
-    changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    dray__cond_init(&changed);
     pthread_mutex_unlock(&lock);
 }
 
-static void watch_forks(void)
+static void first_use(void)
 {
+    dray__cond_init(&changed);
     pthread_atfork(before_fork, after_fork, in_child);
 }
 
@@ -273,7 +280,7 @@ int dray__blocks_read(uint64_t key, uint64_t block, uint64_t size, uint64_t from
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     int rc = DRAY_OK;
-    pthread_once(&once, watch_forks);
+    pthread_once(&once, first_use);
     pthread_mutex_lock(&lock);
     memory_block *h;
     for (;;) {
@@ -281,8 +288,15 @@ int dray__blocks_read(uint64_t key, uint64_t block, uint64_t size, uint64_t from
         if (h && h->data)
             break;
         memory_block *place = h ? NULL : oldest();
+        if (!place && dray__store_is_late()) {
+            rc = dray__fail(
+                error, DRAY_ETIMEDOUT,
+                "a block of %llu bytes: another thread had not fetched it at the deadline",
+                (unsigned long long)size);
+            break;
+        }
         if (!place) {
-            pthread_cond_wait(&changed, &lock);
+            dray__cond_wait(&changed, &lock, dray__store_deadline());
             continue;
         }
         free(place->data);

@@ -66,7 +66,8 @@ typedef struct dray__s3_request {
  * times. Every message names the object. Returns 0, DRAY_ENOENT when there is no such object,
  * DRAY_EINVALID when there is no such bucket or the environment does not name the server,
  * DRAY_EPERM when the server refused the keys, DRAY_ESTALE when the object is not `etag` any more,
- * DRAY_ECANCELED on stop, or DRAY_ESYS for other failures. */
+ * DRAY_ECANCELED on stop, DRAY_ETIMEDOUT at the thread's deadline (store/deadline.h), or DRAY_ESYS
+ * for other failures. */
 int dray__s3_do(dray__s3_request *request, dray_error *error);
 /* Returns a number that tells the servers apart whose buckets may have the same names. */
 uint64_t dray__s3_server(void);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "store/curl.h"
+#include "store/deadline.h"
 
 #include <inttypes.h>
 #include <openssl/evp.h>

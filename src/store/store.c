@@ -19,18 +19,6 @@ const dray__store *dray__store_of(const char *path)
     return &dray__store_files;
 }
 
-static _Thread_local int64_t until;
-
-void dray__store_until(int64_t deadline_ns)
-{
-    until = deadline_ns;
-}
-
-bool dray__store_is_late(void)
-{
-    return until && !dray__left(until);
-}
-
 int dray__store_text(const char *path, size_t most, char **text, size_t *size, dray_error *error)
 {
     const dray__store *store = dray__store_of(path);

@@ -83,10 +83,6 @@ static inline bool dray__store_is_local(const char *path)
 {
     return dray__store_of(path) == &dray__store_files;
 }
-/* Sets the time at which requests of this thread to a store's server end with DRAY_ETIMEDOUT; 0
- * means never. */
-void dray__store_until(int64_t deadline_ns);
-bool dray__store_is_late(void);
 /* Reads a file of at most `most` bytes, and ends it with a 0. The caller frees *text with free.
  * Returns 0, DRAY_ENOENT, or DRAY_EFORMAT when it is larger. */
 int dray__store_text(const char *path, size_t most, char **text, size_t *size, dray_error *error);

@@ -1,5 +1,6 @@
 """What plug-ins do behind the import of a framework's module, which others may only look for first."""
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import sys
@@ -12,6 +13,35 @@ with needs:
     import numpy  # noqa: F401
 
 from dray.integrations import transfer_queue
+
+
+class Hook(importlib.abc.MetaPathFinder):
+    """Another one's finder, which looks for the module within its own look, and wraps the loader."""
+
+    def __init__(self):
+        self.looking = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "transfer_queue" or self.looking:
+            return None
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
+        spec.loader = Wrapped(spec.loader)
+        return spec
+
+
+class Wrapped(importlib.abc.Loader):
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
 
 
 def main(folder):
@@ -37,6 +67,15 @@ def main(folder):
         registered.assert_called_once_with()
         importlib.reload(found)
         registered.assert_called_once_with()
+        del sys.modules["transfer_queue"]
+    for first in (True, False):
+        mine, hook = transfer_queue._Behind(), Hook()
+        sys.meta_path[:0] = [mine, hook] if first else [hook, mine]
+        with unittest.mock.patch.object(transfer_queue, "register") as registered:
+            assert importlib.import_module("transfer_queue").here
+            registered.assert_called_once_with()
+        sys.meta_path.remove(hook)
+        del sys.modules["transfer_queue"]
 
 
 with tempfile.TemporaryDirectory() as folder:

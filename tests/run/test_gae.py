@@ -75,6 +75,24 @@ check(checkpoint(folder, 2).is_dir(), "the trainer that left wrote no checkpoint
 check(run(folder, resume=True).returncode == 0, "left, resumed")
 check_same_models(whole, folder, "left and resumed")
 
+# It is asked to leave between two steps, and alone: the value model's trainer writes no checkpoint there, so neither
+# does this one, and it ends nevertheless.
+folder = work / "alone"
+process = start(folder, fault="trainer:0:claimed:4:stop", job=gae_file)
+halted, patience = [], time.monotonic() + PATIENCE / 2
+while not halted and time.monotonic() < patience:
+    time.sleep(0.05)
+    halted = [pid for pid, _ in processes_of(folder) if state_of(pid) == "T"]
+check(halted, "the trainer has not claimed for step 4")
+trainers = [pid for pid, line in processes_of(folder) if line.endswith("role trainer")]
+for pid in trainers:
+    os.kill(pid, signal.SIGTERM)
+for pid in halted:
+    os.kill(pid, signal.SIGCONT)
+out, err = process.communicate(timeout=PATIENCE)
+check("trainer rank" in err and "exited with status 0 before the queue's end" in err, f"alone: {err}")
+check(not checkpoint(folder, 3).is_dir(), "alone: a checkpoint of step 3")
+
 # Another role subscribes to the value model: its versions are what the checkpoints have.
 WATCHER = """
 import json, os, signal

@@ -373,8 +373,8 @@ def test_update_from_a_slow_server():
             for key in ("objects.json", "model.safetensors"):
                 server.wrong("drip", key=key)
                 begun = time.monotonic()
-                refused(dray.DrayTimeout, "deadline", subscriber.update, mode="disk", path=path, path_version=1, timeout=2)
-                assert server.pending() == 0 and time.monotonic() - begun < 15, (key, time.monotonic() - begun)
+                refused(dray.DrayTimeout, "deadline", subscriber.update, mode="disk", path=path, path_version=1, timeout=6)
+                assert server.pending() == 0 and time.monotonic() - begun < 25, (key, time.monotonic() - begun)
             subscriber.update(mode="disk", path=path, path_version=1)
             assert all(np.array_equal(blocks[name], tensors[name]) for name in tensors)
 

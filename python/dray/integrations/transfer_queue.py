@@ -31,16 +31,30 @@ UPSTREAM = Upstream("TransferQueue", "transfer_queue", TRIED, {
 })
 
 
-class _Behind(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Behind(importlib.abc.MetaPathFinder):
     """Registers the backend behind the import of transfer_queue, which this process may never need."""
 
+    def __init__(self):
+        self._looking = False
+
     def find_spec(self, name, path=None, target=None):
-        if name != "transfer_queue":
+        if name != "transfer_queue" or self._looking:  # other finders may look for the module within their look
             return None
-        spec = spec_of_others(self, name, path, target)
+        self._looking = True
+        try:
+            spec = spec_of_others(self, name, path, target)
+        finally:
+            self._looking = False
         if spec is not None:
-            self._loader, spec.loader = spec.loader, self
+            spec.loader = _Loader(self, spec.loader)
         return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """The loader of one look for the module."""
+
+    def __init__(self, finder, loader):
+        self._finder, self._loader = finder, loader
 
     def create_module(self, spec):
         return self._loader.create_module(spec)
@@ -48,9 +62,9 @@ class _Behind(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        if self in sys.meta_path:  # until here: who only asks whether the module is there imports nothing
-            sys.meta_path.remove(self)
-        register()
+        if self._finder in sys.meta_path:  # until here: who only asks whether the module is there imports nothing
+            sys.meta_path.remove(self._finder)
+            register()
 
 
 def register() -> None:

@@ -390,11 +390,12 @@ static void *beat(void *user)
     while (!ending && goes_on(rc)) {
         rc = pulse(link, &more, &error);
         pthread_mutex_lock(&link->worker.lock);
-        if (!more && !link->worker.ending && !link->leaving)
+        bool sent = !rc && !more && !link->unread;
+        if (link->unread || (!more && !link->worker.ending && !link->leaving))
             dray__cond_wait(&link->worker.wake, &link->worker.lock,
                             dray__deadline(PULSE_MS * DRAY__MILLISECOND));
-        ending = link->worker.ending ||
-                 (link->leaving && (dray__now() > link->leave_by_ns || (!rc && !more)));
+        ending =
+            link->worker.ending || (link->leaving && (dray__now() > link->leave_by_ns || sent));
         pthread_mutex_unlock(&link->worker.lock);
     }
     bool leave = link->leaving && goes_on(rc);

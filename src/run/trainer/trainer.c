@@ -499,14 +499,38 @@ static int policy_checkpoint(dray__host *host, int64_t step, dray_error *error)
     return DRAY_OK;
 }
 
+enum { LEAVING_S = 10 };
+
+/* Waits for the value model's checkpoint of the step. When the run goes on without this trainer,
+ * the value model's may go on, too, and write none: then the wait is short, and *there is false.
+ * Rank 0 decides for all. */
+static int await_critic(dray__host *host, const char *path, bool *there, dray_error *error)
+{
+    int64_t deadline = dray__deadline(LEAVING_S * DRAY__SECOND);
+    bool whole = dray__host_queue_ended(host);
+    *there = access(path, F_OK) == 0;
+    while (host->options.rank == 0 && !whole && !*there && dray__now() < deadline) {
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_MS * DRAY__MILLISECOND}, NULL);
+        *there = access(path, F_OK) == 0;
+        whole = dray__host_queue_ended(host);
+    }
+    uint8_t decided = whole ? 2 : *there;
+    int rc = dray__host_broadcast(host, &decided, sizeof(decided), DRAY_WAIT_DEFAULT, error);
+    *there = decided != 0;
+    return rc || !*there ? rc : dray__host_wait_file(host, path, error);
+}
+
 static int policy_last_checkpoint(dray__host *host, int64_t step, dray_error *error)
 {
     dray__learner *self = host->state;
     char path[4096];
+    bool there = true;
+    int rc = DRAY_OK;
     self->saved = step;
     dray__critic_path(host->options.folder, step, path, sizeof(path));
-    int rc = dray__job_has(host->job, "critic") ? dray__host_wait_file(host, path, error) : DRAY_OK;
-    return rc ? rc : policy_save(host, error);
+    if (dray__job_has(host->job, "critic"))
+        rc = await_critic(host, path, &there, error);
+    return rc || !there ? rc : policy_save(host, error);
 }
 
 const dray__learned dray__learned_policy = {.task = "actor",

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "memory/cuda_memory.h"
+#include "store/deadline.h"
 #include "store/store.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/sources/upload.h"
