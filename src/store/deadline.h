@@ -1,7 +1,6 @@
 /* The time at which a thread's requests to the servers of stores end. It belongs to the thread and
  * not to a request, because an update's deadline holds for all that it reads. */
-#ifndef DRAY_STORE_DEADLINE_H
-#define DRAY_STORE_DEADLINE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,5 +11,3 @@ void dray__store_until(int64_t deadline_ns);
 /* Returns that time, or INT64_MAX. */
 int64_t dray__store_deadline(void);
 bool dray__store_is_late(void);
-
-#endif
