@@ -76,6 +76,12 @@ def main(folder):
             registered.assert_called_once_with()
         sys.meta_path.remove(hook)
         del sys.modules["transfer_queue"]
+    two = [transfer_queue._Behind(), transfer_queue._Behind()]  # as after a reload of the plug-in
+    sys.meta_path[:0] = two
+    with unittest.mock.patch.object(transfer_queue, "register") as registered:
+        assert importlib.import_module("transfer_queue").here
+        registered.assert_called()
+    assert not set(two) & set(sys.meta_path)
 
 
 with tempfile.TemporaryDirectory() as folder:
