@@ -123,8 +123,8 @@ static void unlock(int fd)
 }
 
 /* Takes the lock. A process that stands still with it is waited for once, and the lock is only
- * tried from then on, until it is free again. Where others take turns with it, what is used changes
- * meanwhile. */
+ * tried from then on, until it is free again. Where others take turns with it, the number of used
+ * bytes changes meanwhile. */
 static bool take_lock(int fd)
 {
     static _Atomic bool late;

@@ -34,17 +34,10 @@ UPSTREAM = Upstream("TransferQueue", "transfer_queue", TRIED, {
 class _Behind(importlib.abc.MetaPathFinder):
     """Registers the backend behind the import of transfer_queue, which this process may never need."""
 
-    def __init__(self):
-        self._looking = False
-
     def find_spec(self, name, path=None, target=None):
-        if name != "transfer_queue" or self._looking:  # other finders may look for the module within their look
+        if name != "transfer_queue":
             return None
-        self._looking = True
-        try:
-            spec = spec_of_others(self, name, path, target)
-        finally:
-            self._looking = False
+        spec = spec_of_others(self, name, path, target)
         if spec is not None:
             spec.loader = _Loader(self, spec.loader)
         return spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from typing import Mapping, NamedTuple
 
 
@@ -44,14 +45,25 @@ class Upstream(NamedTuple):
                                f"from that: {'; '.join(found)}")
 
 
+_looking: set = set()  # finders that look for a module now, and their threads
+
+
 def spec_of_others(finder, name, path, target):
-    """The module's spec as the other finders of sys.meta_path have it; None: they have none."""
-    for other in sys.meta_path:
-        if other is not finder and hasattr(other, "find_spec"):
-            spec = other.find_spec(name, path, target)
-            if spec is not None:
-                return spec
-    return None
+    """The module's spec as the other finders of sys.meta_path have it; None: they have none, or one of them asks
+    within the look of this finder."""
+    look = (id(finder), threading.get_ident())
+    if look in _looking:
+        return None
+    _looking.add(look)
+    try:
+        for other in sys.meta_path:
+            if other is not finder and hasattr(other, "find_spec"):
+                spec = other.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+    finally:
+        _looking.discard(look)
 
 
 def _at(module, path):

@@ -123,20 +123,16 @@ class _After(importlib.abc.MetaPathFinder):
     which a plug-in must not do before other plug-ins have added theirs."""
 
     def __init__(self, name, call):
-        self._name, self._call, self._looking = name, call, False
+        self._name, self._call = name, call
         if name in sys.modules:
             call()
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name, path=None, target=None):
-        if name != self._name or self._looking:  # other finders may look for the module within their look
+        if name != self._name:
             return None
-        self._looking = True
-        try:
-            spec = spec_of_others(self, name, path, target)
-        finally:
-            self._looking = False
+        spec = spec_of_others(self, name, path, target)
         if spec is not None:
             execute = spec.loader.exec_module
 

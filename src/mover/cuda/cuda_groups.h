@@ -158,7 +158,7 @@ INLINE group as_bf16(const group *g, const u32 from)
 }
 
 /* The codes of E2M1 of a pair of f16 that are 2^-14 of the numbers: these have E2M1's bits and nine
- * more bits of fraction. half: what is added to round. */
+ * more bits of fraction. `half` is added to them, so that they are rounded. */
 INLINE u32 pair_e2m1(u32 pair, u32 half)
 {
     return LEAST_OF_HALVES(((pair & 0x7FFF7FFF) + half) >> 9 & 0x007F007F, 0x00070007);
@@ -566,7 +566,8 @@ typedef struct kept_scales {
     u32 bytes; /* of a row */
 } kept_scales;
 
-/* Writes what was kept to `scales`, the address of the first of them, as large words if it can. */
+/* Writes the kept scales to memory, in words of four bytes where these are aligned. `scales` is the
+ * address of the first one. */
 INLINE void write_kept(const kept_scales *k, const matrix *m, u64 scales)
 {
     const u32 wide = (scales | (u64)m->scale_row | k->bytes) % 4 == 0 ? 4 : 1;

@@ -376,7 +376,7 @@ static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_
 }
 
 /* Can a block's threads hold the cells of this box, each thread in one column of eights
- * (dray_cells)? back: what was written is read back. */
+ * (dray_cells)? `back` says that the written elements are read back. */
 static bool is_held(const dray__gpu_quant *g, bool back)
 {
     uint64_t columns = g->cell[3] / 8;

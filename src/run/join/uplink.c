@@ -318,8 +318,9 @@ static void note_told(dray__uplink *link, const telling *told, bool answered)
     pthread_mutex_unlock(&link->worker.lock);
 }
 
-/* Takes what is new in the files of the folder. What cannot be read now is tried at the next pulse,
- * and the run hears of this host all the same. Returns false when there is nothing to send. */
+/* Takes the new bytes of the folder's files. A file that cannot be read now is tried at the next
+ * pulse, and the run hears of this host all the same. Returns false when there is nothing to send.
+ */
 static bool take_files(dray__uplink *link, int64_t error_ns)
 {
     dray_error error;

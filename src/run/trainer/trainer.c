@@ -205,7 +205,7 @@ static int64_t trainer_decide(dray__host *host)
     return -1;
 }
 
-/* A process that leaves asks nobody any more what is awaited. A checkpoint of the policy, which
+/* A process that leaves waits for no other trainer any more. A checkpoint of the policy, which
  * waits for the value model's, is then written by trainer_finish. */
 static void stop_waiting(dray__learner *self)
 {
@@ -514,7 +514,7 @@ static int await_critic(dray__host *host, const char *path, bool *there, dray_er
         *there = access(path, F_OK) == 0;
         whole = dray__host_queue_ended(host);
     }
-    uint8_t decided = whole ? 2 : *there;
+    uint8_t decided = whole || *there;
     int rc = dray__host_broadcast(host, &decided, sizeof(decided), DRAY_WAIT_DEFAULT, error);
     *there = decided != 0;
     return rc || !*there ? rc : dray__host_wait_file(host, path, error);
